@@ -1,6 +1,7 @@
 //! The command line.
 
 mod batch;
+mod scratch;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use forebay_daemon::config::ThrottleConfig;
 
 pub use batch::{AllocationCommand, BeginArgs, HookArgs, JobCommand, JobNameArgs, SlurmCommand, StartArgs, WaitArgs};
+pub use scratch::{ScratchCommand, ScratchCreateArgs};
 
 use crate::values;
 
@@ -77,6 +79,11 @@ pub enum Command {
     Job {
         #[command(subcommand)]
         command: JobCommand,
+    },
+    /// Scratch directories: plain directories on the fast pool for what a job writes, and their commit into the mount.
+    Scratch {
+        #[command(subcommand)]
+        command: ScratchCommand,
     },
     /// What Slurm runs at the beginning and the end of a job on this node.
     Slurm {

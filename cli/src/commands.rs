@@ -14,6 +14,7 @@ mod options;
 mod processes;
 mod profile;
 mod run;
+mod scratch;
 mod simulate;
 mod slurm;
 mod status;
@@ -42,6 +43,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Explain { path } => explain::run(&path, output),
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),
+        Command::Scratch { command } => scratch::run(command, output),
         Command::Slurm { command } => slurm::run(&command, output),
         Command::Profile { command } => profile::run(command, output),
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),

@@ -52,6 +52,11 @@ pub fn job_id(text: &str) -> Result<String, String> {
     forebay_api::jobs::check_id(text).map(|()| text.to_owned())
 }
 
+/// Checks the name of a scratch directory.
+pub fn scratch_id(text: &str) -> Result<String, String> {
+    forebay_api::scratch::check_scratch_id(text).map(|()| text.to_owned())
+}
+
 pub fn bytes(count: u64) -> String {
     ByteSize(count).to_string()
 }

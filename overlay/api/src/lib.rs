@@ -7,5 +7,6 @@ pub mod jobs;
 pub mod operator;
 pub mod paths;
 pub mod protocol;
+pub mod scratch;
 
 pub use failure::{Failure, FailureKind};

@@ -10,6 +10,7 @@ use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Progress, ReleaseRequest, StageRequest, Status,
 };
+use crate::scratch::{CommitReport, ScratchDir, ScratchVerb};
 
 /// A request to the daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -52,6 +53,7 @@ pub enum Request {
     },
     /// Lists all known allocations.
     Allocations,
+    Scratch(ScratchVerb),
     /// Returns what jobs have used so far.
     Sample {
         /// The time until the client's next request of this kind.
@@ -90,6 +92,8 @@ pub enum Reply {
     /// Files of the job in the reply before.
     JobFiles(Vec<JobFile>),
     Allocations(Vec<Allocation>),
+    Scratch(Vec<ScratchDir>),
+    Committed(CommitReport),
     Sample(Sample),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),

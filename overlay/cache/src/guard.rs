@@ -39,7 +39,8 @@ pub fn take(path: &Path) -> Result<PathBuf> {
             return Err(refused(path, &real, "other users could write there, and it is not empty"));
         }
     }
-    if meta.mode() & 0o7777 != 0o700 {
+    // The directory of a mount that has scratch directories of other users may be passed through; see `scratch`.
+    if !matches!(meta.mode() & 0o7777, 0o700 | 0o711) {
         fs::set_permissions(&real, Permissions::from_mode(0o700)).map_err(|error| match error.raw_os_error() {
             Some(libc::EROFS) => {
                 failed(error).context("the file system is read-only; give one (--fast) that can be written")

@@ -6,6 +6,7 @@ mod extents;
 mod external_writers;
 pub mod guard;
 mod preallocated;
+pub mod scratch;
 mod space;
 mod store;
 mod trash;

@@ -130,9 +130,7 @@ impl ContentStore {
         if self.devices.len() == 1 {
             return number;
         }
-        let free = |d: &Device| rustix::fs::statvfs(&d.path).map_or(0, |s| s.f_bavail * s.f_frsize);
-        let best = self.devices.iter().enumerate().max_by_key(|(_, d)| free(d)).map_or(0, |(n, _)| n);
-        ContentId(number.0 | (best as u64) << DEVICE_SHIFT)
+        on_device(number, self.roomiest_device())
     }
 
     pub fn path(&self, id: ContentId) -> Result<PathBuf> {
@@ -265,6 +263,11 @@ impl ContentStore {
         }
         Ok(())
     }
+}
+
+/// Returns the id of the content file of this number on a device.
+pub(crate) fn on_device(number: ContentId, device: usize) -> ContentId {
+    ContentId(number.0 | (device as u64) << DEVICE_SHIFT)
 }
 
 impl Device {

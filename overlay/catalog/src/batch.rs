@@ -68,6 +68,11 @@ impl<'a> Batch<'a> {
         self.put_raw(cf::OBJECTS, identity, &encode(&ino));
     }
 
+    /// Sets a single fact with the same batch.
+    pub fn put_meta<T: serde::Serialize>(&mut self, key: &str, value: &T) {
+        self.put_raw(cf::META, key.as_bytes(), &encode(value));
+    }
+
     fn mark(&mut self, intent: &Intent, was: bool, is: bool, user: u32) {
         match (was, is) {
             (false, true) => self.enter_queue(user, intent),

@@ -1,5 +1,7 @@
 //! The server side of the local API.
 
+mod scratch;
+
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -222,6 +224,11 @@ async fn carry_out(
             for part in all.map_err(Failure::from)?.chunks(limits::ENTRIES_PER_REPLY) {
                 out.send(&Reply::Allocations(part.to_vec())).await?;
             }
+        }
+        Request::Scratch(verb) => {
+            let (asked, client) = (overlay.clone(), *client);
+            let done = out.waiting_for(engine, async move { scratch::carry_out(&asked, verb, client).await }).await?;
+            out.send(&done.map_err(refused)?).await?;
         }
         Request::Sample { interval_ms } => {
             let (asked, interval) = (jobs.clone(), Duration::from_millis(interval_ms.min(limits::INTERVAL_MS)));

@@ -64,6 +64,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     spawn("flush", Box::pin(super::writeback::rounds::flush_loop(inner.clone())));
     spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
+    spawn("scratch", Box::pin(inner.clone().scratch_loop()));
     spawn("count", Box::pin(count_loop(inner.clone())));
     if !inner.policy.pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));
@@ -152,7 +153,7 @@ impl Inner {
         self.save_counts()?;
         self.forget_uploads()?;
         self.table.give_back();
-        self.catalog.set_used_bytes(self.store.budget.used())?;
+        self.catalog.set_used_bytes(self.content_bytes())?;
         self.catalog.reserve_numbers()?;
         self.sync_catalog()?;
         closed

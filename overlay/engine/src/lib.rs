@@ -19,6 +19,7 @@
 //! | `advisor`, `ahead` | what the engine asks the `jobs` crate; what the `jobs` crate needs of the engine |
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
 //! | `node`, `shares` | inodes in memory; shares of users |
+//! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
 //! | `background` | the tasks that run without a request |
 //! | `status`, `fsck` | what operators see and check |
@@ -40,6 +41,7 @@ mod node;
 mod paths;
 pub(crate) mod rights;
 pub mod salvage;
+mod scratch;
 mod set_id;
 mod shares;
 mod space;
@@ -165,6 +167,7 @@ pub(crate) struct Inner {
     pub writing: Mutex<HashSet<Ino>>,
     pub write_throttle: space::write_throttle::WriteThrottle,
     pub room: space::room::WaitingWriters,
+    pub scratch: scratch::ScratchDirs,
     pub shares: Arc<Shares>,
     pub reattached: bool,
     /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
@@ -254,6 +257,7 @@ impl Overlay {
             writing: Mutex::default(),
             write_throttle: space::write_throttle::WriteThrottle::default(),
             room: space::room::WaitingWriters::default(),
+            scratch: scratch::ScratchDirs::default(),
             shares,
             reattached: options.reattached,
             inherited: Mutex::default(),
@@ -268,6 +272,8 @@ impl Overlay {
             synced_epoch: AtomicU64::new(0),
         });
         inner.ensure_root().await?;
+        let again = inner.clone();
+        blocking(move || again.take_up_scratch()).await?;
         background::start(&inner).await?;
         Ok(Self { inner })
     }
@@ -279,7 +285,7 @@ impl Overlay {
         blocking(move || {
             inner.save_counts()?;
             inner.spares.close();
-            inner.catalog.set_meta("used_bytes", &inner.store.budget.used())?;
+            inner.catalog.set_meta("used_bytes", &inner.content_bytes())?;
             let closed = inner.close_epoch();
             inner.catalog.sync()?;
             closed.map(drop)

@@ -4,6 +4,7 @@
 mod create;
 mod depth;
 mod directory;
+mod graft;
 mod handles;
 mod order;
 mod remove;
@@ -17,6 +18,7 @@ use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
 pub(crate) use depth::Deepest;
 pub use directory::Arrivals;
 pub(crate) use directory::Ask;
+pub(crate) use graft::GraftPoint;
 pub use order::{DirOrder, Placed};
 pub(crate) use order::{NameHash, NamesState};
 
@@ -115,6 +117,18 @@ impl Inner {
     /// Checks that a name may be given to a new entry of a directory.
     fn check_new_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.check_writable()?;
+        self.check_name_alone(name)?;
+        self.check_depth_in(parent, name)?;
+        if self.pool.capabilities().path_max.is_some()
+            && let Some(parent) = self.overlay_path(parent)
+        {
+            return self.pool.check_path(&parent.join(name));
+        }
+        Ok(())
+    }
+
+    /// Checks a new name, wherever it is.
+    pub(crate) fn check_name_alone(&self, name: &[u8]) -> Result<()> {
         self.check_name(name)?;
         let bad = |why: &str| {
             Err(Error::new(ErrorKind::InvalidInput, Side::Application, format!("{}: {why}", name.escape_ascii())))
@@ -127,12 +141,6 @@ impl Inner {
         }
         if name.starts_with(RESERVED_PREFIX) {
             return bad("names that start with .forebay~ are reserved for unfinished uploads");
-        }
-        self.check_depth_in(parent, name)?;
-        if self.pool.capabilities().path_max.is_some()
-            && let Some(parent) = self.overlay_path(parent)
-        {
-            return self.pool.check_path(&parent.join(name));
         }
         Ok(())
     }

@@ -106,6 +106,11 @@ impl<'a> Txn<'a> {
         }
     }
 
+    /// Begins with a batch that has the records of inodes which no name shows yet.
+    pub fn begin_with(inner: &'a Inner, batch: Batch<'a>) -> Self {
+        Self { batch, ..Self::begin(inner) }
+    }
+
     pub(crate) fn inner(&self) -> &'a Inner {
         self.inner
     }

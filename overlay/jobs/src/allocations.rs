@@ -170,6 +170,7 @@ impl JobsInner {
                     self.stop_work(id);
                 }
                 self.end_holding(id, JobEnd::Orphaned)?;
+                self.discard_scratch(id);
             }
             AllocationVerb::Begin(_) | AllocationVerb::Ready { .. } | AllocationVerb::Show => {}
         }
@@ -196,6 +197,7 @@ impl JobsInner {
             // Perhaps no end of the earlier attempt was seen here.
             self.stop_work(id);
             self.release_holdings(id, JobEnd::Orphaned)?;
+            self.discard_scratch(id);
         }
         let now = unix_now();
         let record = AllocationRecord {

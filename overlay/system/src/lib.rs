@@ -3,5 +3,6 @@
 pub mod capabilities;
 pub mod clock;
 pub mod descriptors;
+pub mod identity;
 pub mod mounts;
 pub mod process;

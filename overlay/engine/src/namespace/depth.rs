@@ -54,6 +54,15 @@ impl Inner {
         self.note_depth(self.depth(dir) + 1)
     }
 
+    /// Checks the depth before a name appears with a tree of so many levels of names below it.
+    ///
+    /// # Errors
+    /// `NameTooLong` if a name would be too deep.
+    pub(crate) fn check_depth_below(&self, parent: Ino, name: &[u8], levels: usize) -> Result<()> {
+        let depth = self.depth(parent) + 1 + levels;
+        if depth > DEPTH_MAX { Err(too_deep(name)) } else { self.note_depth(depth) }
+    }
+
     fn note_depth(&self, depth: usize) -> Result<()> {
         if depth <= self.deepest.depth.load(Ordering::Relaxed) {
             return Ok(());

@@ -127,7 +127,7 @@ impl Inner {
     }
 
     /// Returns the most bytes that could be reserved if all clean content were evicted. Blocks.
-    fn room_after_eviction(&self) -> u64 {
+    pub(crate) fn room_after_eviction(&self) -> u64 {
         // A victim that is being evicted is neither in the order of eviction nor pending.
         let _turn = self.making_room.turn.lock();
         let evictable = self.evictor.lock().bytes().saturating_add(self.trash.pending_bytes());

@@ -115,10 +115,20 @@ impl JobsInner {
                 (None, _) => record.state.staged(),
             })
         })?;
+        if changed.as_ref().is_some_and(|record| record.state == AllocationState::Done) {
+            self.discard_scratch(id);
+        }
         if let (Some(_), Some(reason)) = (changed, failure) {
             tracing::warn!("allocation {id}: {reason}");
         }
         Ok(())
+    }
+
+    /// Removes the scratch directory of an allocation that is over. One that cannot be removed stays in the list.
+    pub(super) fn discard_scratch(&self, id: &str) {
+        if let Err(error) = self.engine.discard_scratch(id) {
+            tracing::warn!(%error, "allocation {id}: its scratch directory stays");
+        }
     }
 
     async fn stage_in(&self, record: &AllocationRecord) -> Outcome {

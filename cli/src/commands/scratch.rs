@@ -1,0 +1,193 @@
+//! `forebay scratch`: plain directories on the fast pool, and their commit into the mount.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use forebay_api::scratch::{CommitReport, CommitRequest, ScratchDir, ScratchRequest, ScratchVerb};
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::RegisteredMount;
+use forebay_daemon::{Failure, client, multi_mount, paths};
+use forebay_system::identity;
+use rustix::fs::{AtFlags, Mode, OFlags};
+use serde::Serialize;
+
+use crate::args::{ScratchCommand, ScratchCreateArgs};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::registration;
+use crate::targets;
+use crate::values::{bytes, files, moment, shown};
+
+const STICKY: u32 = 0o1000;
+
+pub fn run(command: ScratchCommand, output: &Output) -> Result<Exit, Failure> {
+    match command {
+        ScratchCommand::Create(args) => create(args, output),
+        ScratchCommand::Commit { path, dest } => commit(&path, &dest, output),
+        ScratchCommand::Discard { path } => discard(&path, output),
+        ScratchCommand::List { mount } => list(mount.as_deref(), output),
+    }
+}
+
+fn create(args: ScratchCreateArgs, output: &Output) -> Result<Exit, Failure> {
+    let mut places = targets::meant(args.mount.as_deref())?;
+    let (Some(place), true) = (places.pop(), places.is_empty()) else {
+        return Err(Failure::usage("this path lies above several mounts").remedy("name one by --mount"));
+    };
+    let own = rustix::process::geteuid().as_raw();
+    let id = args.job.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        format!("scratch-{}-{:x}", std::process::id(), now.as_micros())
+    });
+    let uid = args.uid.unwrap_or(own);
+    let request = ScratchRequest {
+        id,
+        uid: args.uid,
+        gid: identity::group_of(uid).or((uid != own).then_some(uid)),
+        limit_bytes: args.size.map(|size| size.as_u64()),
+    };
+    for dir in dirs(&place.entry, ScratchVerb::Create(request))? {
+        match output.json {
+            true => output.json(&at_mount(&place.entry, &dir)),
+            false => output.line(shown(&dir.path)),
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn commit(path: &Path, dest: &Path, output: &Output) -> Result<Exit, Failure> {
+    let dest = paths::absolute(dest).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
+    let (Some(above), Some(name)) = (dest.parent(), dest.file_name()) else {
+        return Err(Failure::usage("the destination is the root of a file system").remedy("give a name in the mount"));
+    };
+    let mut places = multi_mount::places(above)?;
+    let (Some(place), true) = (places.pop(), places.is_empty()) else {
+        return Err(Failure::usage(format!("{} lies above several mounts", above.display())));
+    };
+    let entry = place.entry;
+    let (dir, below) = found(path, &[entry.clone()])?.ok_or_else(|| {
+        Failure::usage(format!("{} is in no scratch directory of {}", path.display(), entry.mountpoint().display()))
+            .remedy("forebay scratch list")
+    })?;
+    let parent_ino = identity::as_user(dir.uid, || destination(above, name, dir.uid, entry.mountpoint()))
+        .map_err(|e| Failure::given(format!("user {} cannot write {}", dir.uid, dest.display()), &e))?;
+    let request = CommitRequest {
+        id: dir.id,
+        path: paths::encode(below.as_os_str().as_bytes()),
+        parent_ino,
+        name: paths::encode(name.as_bytes()),
+    };
+    let report = client::call(&entry, &Request::Scratch(ScratchVerb::Commit(request)))?.find_map(|reply| match reply {
+        Ok(Reply::Committed(report)) => Some(Ok(report)),
+        Ok(_) => None,
+        Err(failure) => Some(Err(failure)),
+    });
+    let CommitReport { files: count, directories, bytes: size } = report.transpose()?.unwrap_or_default();
+    match output.json {
+        true => output.json(&CommitReport { files: count, directories, bytes: size }),
+        false => output.line(format!(
+            "{}: {} and {directories} directories, {}; written back by policy",
+            shown(&dest.display().to_string()),
+            files(count),
+            bytes(size)
+        )),
+    }
+    Ok(Exit::Done)
+}
+
+/// Returns the inode number of a directory of the mount, if this user may make or replace a name in it.
+fn destination(above: &Path, name: &OsStr, uid: u32, mountpoint: &Path) -> io::Result<u64> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(above, flags, Mode::empty())?;
+    identity::check_may_change(&dir)?;
+    let stat = rustix::fs::fstat(&dir)?;
+    if stat.st_dev != std::fs::metadata(mountpoint)?.dev() {
+        return Err(io::Error::other("another file system is mounted there"));
+    }
+    let replaced = rustix::fs::statat(&dir, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW);
+    let is_others = |owner: u32| owner != uid && uid != 0;
+    if replaced.is_ok_and(|replaced| stat.st_mode & STICKY != 0 && is_others(replaced.st_uid) && is_others(stat.st_uid))
+    {
+        return Err(rustix::io::Errno::PERM.into());
+    }
+    Ok(stat.st_ino)
+}
+
+fn discard(path: &Path, output: &Output) -> Result<Exit, Failure> {
+    let entries = registration::mounts(None)?;
+    for entry in entries {
+        let Some((dir, below)) = found(path, std::slice::from_ref(&entry))? else { continue };
+        if !below.as_os_str().is_empty() {
+            return Err(Failure::usage(format!("{} is a part of a scratch directory", path.display()))
+                .remedy(format!("remove it by rm, or discard all of {}", dir.path)));
+        }
+        dirs(&entry, ScratchVerb::Discard { id: dir.id })?;
+        if !output.json {
+            output.line(format!("{}: removed", shown(&dir.path)));
+        }
+        return Ok(Exit::Done);
+    }
+    Err(Failure::usage(format!("{} is no scratch directory", path.display())).remedy("forebay scratch list"))
+}
+
+fn list(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    targets::each(registration::mounts(mount)?, output, |entry| {
+        for dir in dirs(&entry, ScratchVerb::List)? {
+            match output.json {
+                true => output.json(&at_mount(&entry, &dir)),
+                false => output.line(line(&dir)),
+            }
+        }
+        Ok(Exit::Done)
+    })
+}
+
+fn line(dir: &ScratchDir) -> String {
+    let limit = dir.limit_bytes.map_or_else(String::new, |limit| format!(" of {}", bytes(limit)));
+    let full = if dir.is_full { ", full: writes are refused" } else { "" };
+    format!(
+        "{}: {}{limit} used, user {}, since {}{full}",
+        shown(&dir.path),
+        bytes(dir.used_bytes),
+        dir.uid,
+        moment(dir.created_unix)
+    )
+}
+
+#[derive(Serialize)]
+struct ScratchAtMount<'a> {
+    mountpoint: &'a Path,
+    #[serde(flatten)]
+    dir: &'a ScratchDir,
+}
+
+fn at_mount<'a>(entry: &'a RegisteredMount, dir: &'a ScratchDir) -> ScratchAtMount<'a> {
+    ScratchAtMount { mountpoint: entry.mountpoint(), dir }
+}
+
+fn dirs(entry: &RegisteredMount, verb: ScratchVerb) -> Result<Vec<ScratchDir>, Failure> {
+    let mut all = Vec::new();
+    for reply in client::call(entry, &Request::Scratch(verb))? {
+        if let Reply::Scratch(dirs) = reply? {
+            all.extend(dirs);
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the scratch directory of these mounts that a path lies in, and the rest of the path.
+fn found(path: &Path, entries: &[RegisteredMount]) -> Result<Option<(ScratchDir, PathBuf)>, Failure> {
+    let path = paths::absolute(path).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
+    for entry in entries {
+        for dir in dirs(entry, ScratchVerb::List)? {
+            if let Ok(below) = path.strip_prefix(&dir.path) {
+                let below = below.to_owned();
+                return Ok(Some((dir, below)));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,152 @@
+//! Scratch directories: plain directories on the devices of the fast pool, for what a job writes at the device's own
+//! speed. Their users reach them without the daemon. `detached` takes trees out of them, into the content store.
+//!
+//! A device has three directories for them: `scratch/ID` are the directories of users, `commits/N` are trees that are
+//! being taken into the content store, and `discarded/N` are trees that are being removed. Only the daemon's user
+//! reaches the last two.
+
+mod detached;
+mod limit;
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown};
+use std::path::{Path, PathBuf};
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+use crate::{ContentStore, Device};
+pub use detached::{DetachedTree, TreeEntry, TreeKind};
+pub use limit::{Seal, count};
+pub use rustix::fs::FileType;
+
+const SCRATCH: &str = "scratch";
+const DISCARDED: &str = "discarded";
+/// Other users may pass through a directory, and not list it.
+const PASSABLE: u32 = 0o711;
+
+impl ContentStore {
+    /// Returns the number of the device with the most free space.
+    pub fn roomiest_device(&self) -> usize {
+        let free = |d: &Device| rustix::fs::statvfs(&d.path).map_or(0, |s| s.f_bavail * s.f_frsize);
+        self.devices().iter().enumerate().max_by_key(|(_, d)| free(d)).map_or(0, |(number, _)| number)
+    }
+
+    /// Returns the path of a scratch directory.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such device.
+    pub fn scratch_path(&self, device: usize, id: &str) -> Result<PathBuf> {
+        Ok(self.numbered_device(device)?.path.join(SCRATCH).join(id))
+    }
+
+    fn numbered_device(&self, device: usize) -> Result<&Device> {
+        self.devices().get(device).ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, Side::Cache, format!("fast-pool device {device} was not given (--fast)"))
+        })
+    }
+
+    /// Makes a scratch directory for a user, or checks the one that is there.
+    ///
+    /// # Errors
+    /// `Access` if the user cannot reach it, because a directory above it is closed to other users.
+    pub fn make_scratch(&self, device: usize, id: &str, (uid, gid): (u32, u32)) -> Result<PathBuf> {
+        let device = self.numbered_device(device)?;
+        let path = self.scratch_path_below(device, id);
+        let failed = |what: &Path, e: io::Error| Error::io(e, Side::Cache, what.display().to_string());
+        if uid != rustix::process::geteuid().as_raw() {
+            for above in device.path.ancestors() {
+                let meta = fs::symlink_metadata(above).map_err(|e| failed(above, e))?;
+                if above != device.path && meta.mode() & 0o001 == 0 {
+                    let what = format!(
+                        "{}: user {uid} cannot pass through it to a scratch directory: chmod o+x, or give another --fast",
+                        above.display()
+                    );
+                    return Err(Error::new(ErrorKind::NotPermitted, Side::Application, what));
+                }
+            }
+            // The directories in it are closed to other users.
+            let open =
+                |dir: &Path| fs::set_permissions(dir, Permissions::from_mode(PASSABLE)).map_err(|e| failed(dir, e));
+            make_dir(&device.path.join(SCRATCH), PASSABLE)?;
+            open(&device.path)?;
+            open(&device.path.join(SCRATCH))?;
+        } else {
+            make_dir(&device.path.join(SCRATCH), 0o700)?;
+        }
+        make_dir(&path, 0o700)?;
+        lchown(&path, Some(uid), Some(gid)).map_err(|e| failed(&path, e))?;
+        Ok(path)
+    }
+
+    fn scratch_path_below(&self, device: &Device, id: &str) -> PathBuf {
+        device.path.join(SCRATCH).join(id)
+    }
+
+    /// Takes a scratch directory away from its user. [`Self::remove_discarded`] removes it. A missing one is no error.
+    pub fn discard_scratch(&self, device: usize, id: &str, number: u64) -> Result<()> {
+        let device = self.numbered_device(device)?;
+        let dir = device.path.join(DISCARDED);
+        make_dir(&dir, 0o700)?;
+        let (from, to) = (self.scratch_path_below(device, id), dir.join(number.to_string()));
+        match fs::rename(&from, &to) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(e, Side::Cache, format!("discard {}", from.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes away all scratch directories that are not known. `number` gives each a new number.
+    pub fn discard_unknown_scratch(
+        &self,
+        is_known: impl Fn(usize, &str) -> bool,
+        number: impl Fn() -> Result<u64>,
+    ) -> Result<()> {
+        for (device, at) in self.devices().iter().enumerate() {
+            let Ok(dirs) = fs::read_dir(at.path.join(SCRATCH)) else { continue };
+            for dir in dirs.flatten() {
+                let name = dir.file_name();
+                if let Some(id) = name.to_str().filter(|id| !is_known(device, id)) {
+                    self.discard_scratch(device, id, number()?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all trees that were discarded. Blocks.
+    pub fn remove_discarded(&self) -> Result<()> {
+        for device in self.devices() {
+            let Ok(trees) = fs::read_dir(device.path.join(DISCARDED)) else { continue };
+            for tree in trees.flatten() {
+                remove_tree(&tree.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+            Err(Error::io(e, Side::Cache, format!("make {}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes a file, or a directory with everything in it. A missing one is no error.
+fn remove_tree(path: &Path) -> Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(e, Side::Cache, format!("remove {}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}

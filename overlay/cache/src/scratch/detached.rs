@@ -1,0 +1,590 @@
+//! A tree that is being taken from a scratch directory into the content store, by renames.
+//!
+//! ```text
+//!   detach            the origin is recorded, the tree is moved to `commits/N/tree`: its user cannot reach it by a path
+//!   read              the entries are listed; each file gets the number of a content file
+//!   adopt             the moves are recorded in `commits/N/moves`, then each file is moved into the content store
+//!   (the caller makes the records of the catalog, in one batch)
+//!   finish, or undo   the rest of the tree is removed; or everything moves back
+//! ```
+//!
+//! A daemon that dies in the middle leaves `commits/N`. If the catalog has the mark of the batch, the next daemon
+//! finishes the commit; else it undoes it.
+//!
+//! The user may still hold directories and files of the tree open, and change what it reaches through them. So entries
+//! are found from descriptors without following links, and a file is looked at again after it was moved to where its
+//! user has no access. A file that has names elsewhere, through which its user could go on to change it, is copied.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::path::{Path, PathBuf};
+
+use forebay_backends::{Error, ErrorKind, Result, Side, Time};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
+use serde::{Deserialize, Serialize};
+
+use super::{make_dir, remove_tree};
+use crate::{ContentId, ContentStore};
+
+const COMMITS: &str = "commits";
+const ORIGIN: &str = "origin";
+const MOVES: &str = "moves";
+const TREE: &str = "tree";
+/// The most entries of one tree: the catalog takes them in one batch, of some 600 bytes each.
+const ENTRIES_MAX: usize = 1_000_000;
+
+/// An entry of a tree.
+#[derive(Debug, Clone)]
+pub struct TreeEntry {
+    /// The place of its directory in the list; `None` for the top of the tree. A directory comes before its entries.
+    pub parent: Option<usize>,
+    pub name: Vec<u8>,
+    pub kind: TreeKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub atime: Time,
+    pub mtime: Time,
+    /// `user.*` attributes and ACLs.
+    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TreeKind {
+    Directory,
+    /// A regular file. The bytes that it occupies are known after [`DetachedTree::adopt`].
+    File {
+        content: ContentId,
+        occupied_bytes: u64,
+    },
+    /// Another name of the file at this place in the list.
+    HardLink {
+        of: usize,
+    },
+    Symlink {
+        target: Vec<u8>,
+    },
+    /// A FIFO, a socket or a device.
+    Special {
+        kind: FileType,
+        rdev: u64,
+    },
+}
+
+/// Where a tree comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Origin {
+    id: String,
+    /// Below the scratch directory; empty: all of it.
+    path: Vec<u8>,
+}
+
+/// A file that moves from the tree into the content store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Move {
+    content: ContentId,
+    /// Below `commits/N`.
+    path: Vec<u8>,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+/// A path in a scratch directory.
+struct Source {
+    /// The open directory that its name is in.
+    parent: OwnedFd,
+    name: Vec<u8>,
+    /// Below the scratch directory, without empty parts.
+    path: Vec<u8>,
+    shown: PathBuf,
+}
+
+impl Source {
+    fn failed(&self, error: io::Error) -> Error {
+        Error::io(error, Side::Application, self.shown.display().to_string())
+    }
+}
+
+/// A tree that was taken out of a scratch directory.
+#[derive(Debug)]
+pub struct DetachedTree {
+    pub number: u64,
+    device: usize,
+    dir: PathBuf,
+}
+
+impl ContentStore {
+    /// Takes a file, a directory or a symbolic link out of a scratch directory. `path` is relative to it; empty: all of
+    /// it, which leaves it empty. `number` must be new.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if the path leaves the directory, or names another kind of file.
+    pub fn detach(&self, device: usize, id: &str, path: &[u8], number: u64) -> Result<DetachedTree> {
+        let source = self.source(device, id, path)?;
+        let commits = self.numbered_device(device)?.path.join(COMMITS);
+        make_dir(&commits, 0o700)?;
+        let tree = DetachedTree { number, device, dir: commits.join(number.to_string()) };
+        make_dir(&tree.dir, 0o700)?;
+        let origin = Origin { id: id.to_owned(), path: source.path.clone() };
+        tree.write(ORIGIN, &encode(&origin)?)?;
+        sync_dir(&commits)?;
+        if let Err(error) =
+            rustix::fs::renameat(&source.parent, source.name.as_slice(), rustix::fs::CWD, tree.dir.join(TREE))
+        {
+            remove_tree(&tree.dir)?;
+            return Err(source.failed(error.into()));
+        }
+        if source.path.is_empty() {
+            let meta = fs::symlink_metadata(tree.dir.join(TREE)).map_err(|e| tree.failed(e))?;
+            self.make_scratch(device, id, (meta.uid(), meta.gid()))?;
+        }
+        Ok(tree)
+    }
+
+    /// Returns what kind of file a path in a scratch directory leads to.
+    ///
+    /// # Errors
+    /// As [`Self::detach`].
+    pub fn kind_in_scratch(&self, device: usize, id: &str, path: &[u8]) -> Result<FileType> {
+        let source = self.source(device, id, path)?;
+        let kind = kind_of(&stat_of(&source.parent, &source.name).map_err(|e| source.failed(e))?);
+        match kind {
+            FileType::Directory | FileType::RegularFile | FileType::Symlink => Ok(kind),
+            _ => {
+                let what = format!("{}: neither a file nor a directory", source.shown.display());
+                Err(Error::new(ErrorKind::InvalidInput, Side::Application, what))
+            }
+        }
+    }
+
+    fn source(&self, device: usize, id: &str, path: &[u8]) -> Result<Source> {
+        let scratch = self.scratch_path(device, id)?;
+        let shown = scratch.join(std::ffi::OsStr::from_bytes(path));
+        let failed = |e: io::Error| Error::io(e, Side::Application, shown.display().to_string());
+        let parts: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
+        if parts.contains(&b"..".as_slice()) {
+            let what = format!("{}: a path in a scratch directory must not contain `..`", shown.display());
+            return Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        }
+        let (parent, name) = match parts.split_last() {
+            None => {
+                let above = scratch.parent().unwrap_or(Path::new("/"));
+                let dir = open_dir(rustix::fs::CWD, above.as_os_str().as_bytes()).map_err(failed)?;
+                (dir, id.as_bytes().to_vec())
+            }
+            Some((name, above)) => {
+                let root = open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()).map_err(failed)?;
+                let above = above.join(&b'/');
+                let parent = if above.is_empty() { root } else { open_below(&root, &above).map_err(failed)? };
+                (parent, name.to_vec())
+            }
+        };
+        Ok(Source { parent, name, path: parts.join(&b'/'), shown })
+    }
+
+    /// Returns the trees that the last daemon did not finish.
+    pub fn detached(&self) -> Vec<DetachedTree> {
+        let mut all = Vec::new();
+        for (device, at) in self.devices().iter().enumerate() {
+            let Ok(trees) = fs::read_dir(at.path.join(COMMITS)) else { continue };
+            for dir in trees.flatten() {
+                if let Some(number) = dir.file_name().to_str().and_then(|name| name.parse().ok()) {
+                    all.push(DetachedTree { number, device, dir: dir.path() });
+                }
+            }
+        }
+        all
+    }
+}
+
+impl DetachedTree {
+    /// Lists the tree. `content` gives each file a content number, once.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the tree is too large or too deep for one commit.
+    pub fn read(&self, content: impl Fn() -> Result<ContentId>) -> Result<Vec<TreeEntry>> {
+        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+        let mut files = HashMap::new();
+        let mut entries = Vec::new();
+        let mut paths = HashMap::from([(0, TREE.as_bytes().to_vec())]);
+        let top = entry_of(&base, TREE.as_bytes(), None).map_err(|e| self.failed(e))?;
+        self.add(top, &mut entries, &mut files, &content)?;
+        let mut next = 0;
+        while next < entries.len() {
+            let at = next;
+            next += 1;
+            if entries[at].kind != TreeKind::Directory {
+                continue;
+            }
+            let path = paths.remove(&at).unwrap_or_default();
+            let dir = open_below(&base, &path).map_err(|e| self.failed(e).context(shown(&path)))?;
+            for name in names_of(&dir).map_err(|e| self.failed(e))? {
+                let entry = match entry_of(&dir, &name, Some(at)) {
+                    // Removed meanwhile.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                    entry => entry.map_err(|e| self.failed(e).context(shown(&path)))?,
+                };
+                if entry.kind == TreeKind::Directory {
+                    paths.insert(entries.len(), [path.as_slice(), b"/", &name].concat());
+                }
+                self.add(entry, &mut entries, &mut files, &content)?;
+            }
+        }
+        Ok(entries)
+    }
+
+    fn add(
+        &self,
+        mut entry: TreeEntry,
+        entries: &mut Vec<TreeEntry>,
+        files: &mut HashMap<(u64, u64), usize>,
+        content: &impl Fn() -> Result<ContentId>,
+    ) -> Result<()> {
+        if entries.len() == ENTRIES_MAX {
+            let what = format!("a commit takes {ENTRIES_MAX} files and directories at most: commit parts of the tree");
+            return Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        }
+        if let TreeKind::File { .. } = entry.kind {
+            match files.get(&entry.identity) {
+                Some(of) => entry.kind = TreeKind::HardLink { of: *of },
+                None => {
+                    files.insert(entry.identity, entries.len());
+                    entry.kind = TreeKind::File { content: self.on_device(content()?), occupied_bytes: 0 };
+                }
+            }
+        }
+        entries.push(entry);
+        Ok(())
+    }
+
+    fn on_device(&self, number: ContentId) -> ContentId {
+        crate::store::on_device(number, self.device)
+    }
+
+    /// Moves all files into the content store, where they belong to the daemon's user. The moves survive a power cut.
+    ///
+    /// # Errors
+    /// `Busy` if the tree was changed meanwhile. [`Self::undo`] moves back what was moved.
+    pub fn adopt(&self, store: &ContentStore, entries: &mut [TreeEntry]) -> Result<()> {
+        let mut names: HashMap<usize, u64> = HashMap::new();
+        for entry in entries.iter() {
+            if let TreeKind::HardLink { of } = entry.kind {
+                *names.entry(of).or_insert(1) += 1;
+            }
+        }
+        let mut dirs: Vec<Option<Vec<u8>>> = vec![None; entries.len()];
+        let mut moves = Vec::new();
+        for at in 0..entries.len() {
+            let entry = &entries[at];
+            let path = match entry.parent.and_then(|parent| dirs[parent].as_ref()) {
+                Some(above) => [above.as_slice(), b"/", &entry.name].concat(),
+                None => TREE.as_bytes().to_vec(),
+            };
+            match entry.kind {
+                TreeKind::Directory => dirs[at] = Some(path),
+                TreeKind::File { content, .. } => {
+                    let TreeEntry { mode, uid, gid, .. } = *entry;
+                    moves.push((at, Move { content, path, mode, uid, gid }));
+                }
+                _ => {}
+            }
+        }
+        let mut journal = Vec::new();
+        for (_, one) in &moves {
+            journal.extend(encode(one)?);
+        }
+        self.write(MOVES, &journal)?;
+        drop(journal);
+        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+        let mut open: Option<(Vec<u8>, OwnedFd)> = None;
+        let mut touched = BTreeSet::new();
+        for (at, one) in &moves {
+            let (above, name) = split(&one.path);
+            if open.as_ref().is_none_or(|(known, _)| known != above) {
+                let dir = match above.is_empty() {
+                    true => base.try_clone(),
+                    false => open_below(&base, above),
+                };
+                open = Some((above.to_vec(), dir.map_err(|e| changed(&one.path, &e))?));
+            }
+            let Some((_, dir)) = &open else { continue };
+            let target = store.path(one.content)?;
+            let into = target.parent().unwrap_or(&self.dir).to_owned();
+            let rename = || rustix::fs::renameat_with(dir, name, rustix::fs::CWD, &target, RenameFlags::NOREPLACE);
+            match rename() {
+                Err(rustix::io::Errno::NOENT) if !into.exists() => {
+                    make_dir(&into, 0o700)?;
+                    rename()
+                }
+                other => other,
+            }
+            .map_err(|e| changed(&one.path, &e.into()))?;
+            touched.insert(into);
+            let most = names.get(at).copied().unwrap_or(1);
+            let occupied = self.secure(one, &target, entries[*at].identity, most)?;
+            entries[*at].kind = TreeKind::File { content: one.content, occupied_bytes: occupied };
+        }
+        touched.iter().try_for_each(|dir| sync_dir(dir))
+    }
+
+    /// Makes a moved file the daemon's own. Returns the bytes that it occupies.
+    fn secure(&self, of: &Move, target: &Path, identity: (u64, u64), names: u64) -> Result<u64> {
+        let failed = |e: io::Error| Error::io(e, Side::Cache, target.display().to_string());
+        let looked = || fs::symlink_metadata(target).map_err(failed);
+        let meta = looked()?;
+        if (meta.dev(), meta.ino()) != identity || !meta.is_file() {
+            return Err(changed(&of.path, &io::Error::from(io::ErrorKind::ResourceBusy)));
+        }
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if (meta.uid(), meta.gid()) != own {
+            lchown(target, Some(own.0), Some(own.1)).map_err(failed)?;
+        }
+        if meta.mode() & 0o7777 != 0o600 {
+            fs::set_permissions(target, Permissions::from_mode(0o600)).map_err(failed)?;
+        }
+        // From here on, its user can make no further name of it (`fs.protected_hardlinks`).
+        let meta = looked()?;
+        if meta.nlink() <= names {
+            return Ok(meta.blocks() * 512);
+        }
+        let copy = self.dir.join("copy");
+        fs::copy(target, &copy).map_err(failed)?;
+        let file = File::options().write(true).open(&copy).map_err(failed)?;
+        let times = fs::FileTimes::new().set_accessed(meta.accessed().map_err(failed)?);
+        file.set_times(times.set_modified(meta.modified().map_err(failed)?)).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        fs::rename(&copy, target).map_err(failed)?;
+        // The other names are the user's again.
+        Ok(looked()?.blocks() * 512)
+    }
+
+    /// Moves everything back to where it was. `is_kept` tells whether a record of the catalog has this content file.
+    /// What its user made at the same place meanwhile stays, and what moves back gets another name beside it.
+    ///
+    /// # Errors
+    /// The call can be repeated.
+    pub fn undo(&self, store: &ContentStore, is_kept: impl Fn(ContentId) -> Result<bool>) -> Result<()> {
+        let origin: Option<Origin> = self.read_file(ORIGIN)?.and_then(|bytes| Some(decode(&bytes)?.0));
+        let Some(origin) = origin else { return self.finish() };
+        let scratch = store.scratch_path(self.device, &origin.id)?;
+        let tree = self.dir.join(TREE);
+        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+        self.move_files_back(store, is_kept, &base)?;
+        if fs::symlink_metadata(&tree).is_ok() {
+            let is_all = origin.path.is_empty();
+            // The empty directory that was made in its place.
+            if is_all && (fs::remove_dir(&scratch).is_ok() || !scratch.exists()) {
+                fs::rename(&tree, &scratch).map_err(|e| self.failed(e))?;
+            } else {
+                let root = open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+                self.put_back(&tree, &root, if is_all { TREE.as_bytes() } else { &origin.path })?;
+            }
+        }
+        self.finish()
+    }
+
+    fn move_files_back(
+        &self,
+        store: &ContentStore,
+        is_kept: impl Fn(ContentId) -> Result<bool>,
+        base: &OwnedFd,
+    ) -> Result<()> {
+        let journal = self.read_file(MOVES)?.unwrap_or_default();
+        let mut rest = journal.as_slice();
+        while let Some((one, left)) = decode::<Move>(rest) {
+            rest = left;
+            let from = store.path(one.content)?;
+            if fs::symlink_metadata(&from).is_err() || is_kept(one.content)? {
+                continue;
+            }
+            let own = |e: io::Error| Error::io(e, Side::Cache, from.display().to_string());
+            // The owner first: a change of it takes the set-id bits away.
+            if (one.uid, one.gid) != (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()) {
+                lchown(&from, Some(one.uid), Some(one.gid)).map_err(own)?;
+            }
+            fs::set_permissions(&from, Permissions::from_mode(one.mode & 0o7777)).map_err(own)?;
+            self.put_back(&from, base, &one.path)?;
+        }
+        Ok(())
+    }
+
+    /// Moves to a path below a directory. If the path is taken, to a name beside it; if its directory is gone, to the
+    /// directory that the path is relative to. Follows no links.
+    fn put_back(&self, from: &Path, root: &OwnedFd, path: &[u8]) -> Result<()> {
+        let (above, name) = split(path);
+        let parent = match above.is_empty() {
+            true => None,
+            false => open_below(root, above).ok(),
+        };
+        let other = [name, format!(".uncommitted-{}", self.number).as_bytes()].concat();
+        let rename = |dir: &OwnedFd, name: &[u8]| {
+            rustix::fs::renameat_with(rustix::fs::CWD, from, dir, name, RenameFlags::NOREPLACE)
+        };
+        let dir = parent.as_ref().unwrap_or(root);
+        rename(dir, name)
+            .or_else(|_| rename(dir, &other))
+            .or_else(|_| {
+                rename(root, format!("uncommitted-{}-{}", self.number, from.display()).replace('/', "-").as_bytes())
+            })
+            .map_err(|e| Error::io(e.into(), Side::Cache, format!("move {} back as {}", from.display(), shown(path))))
+    }
+
+    /// Removes what is left of the tree.
+    pub fn finish(&self) -> Result<()> {
+        remove_tree(&self.dir.join(TREE))?;
+        // The origin goes last: without it, nothing is left to move back.
+        remove_tree(&self.dir.join(MOVES))?;
+        remove_tree(&self.dir)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let write = || -> io::Result<()> {
+            let mut file = File::create(self.dir.join(name))?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            File::open(&self.dir)?.sync_all()
+        };
+        write().map_err(|e| self.failed(e))
+    }
+
+    fn read_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match fs::read(self.dir.join(name)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(self.failed(e)),
+        }
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        Error::io(error, Side::Cache, self.dir.display().to_string())
+    }
+}
+
+fn changed(path: &[u8], error: &io::Error) -> Error {
+    let what =
+        format!("{}: it was changed while it was committed ({error}): end its programs, and repeat", shown(path));
+    Error::new(ErrorKind::Busy, Side::Application, what)
+}
+
+/// Returns a path below `commits/N` as its user knows it.
+fn shown(path: &[u8]) -> String {
+    let below = path.strip_prefix(TREE.as_bytes()).unwrap_or(path);
+    let below = below.strip_prefix(b"/").unwrap_or(below);
+    if below.is_empty() { "the file".to_owned() } else { below.escape_ascii().to_string() }
+}
+
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    postcard::to_stdvec(value)
+        .map_err(|e| Error::new(ErrorKind::Corrupt, Side::Cache, format!("a record of a commit: {e}")))
+}
+
+/// Decodes the first record. `None`: the rest was never written.
+fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Option<(T, &[u8])> {
+    postcard::take_from_bytes(bytes).ok()
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|e| Error::io(e, Side::Cache, format!("sync {}", dir.display())))
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+pub(super) fn open_dir(at: impl AsFd, path: &[u8]) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(at, path, DIRECTORY, Mode::empty())?)
+}
+
+/// Opens a directory below another one. No part of the path may be a symbolic link, or lie on another file system.
+pub(super) fn open_below(at: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+    let resolve =
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    Ok(rustix::fs::openat2(at, path, DIRECTORY, Mode::empty(), resolve)?)
+}
+
+pub(super) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(names)
+}
+
+fn stat_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Stat> {
+    Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn kind_of(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+fn entry_of(dir: &OwnedFd, name: &[u8], parent: Option<usize>) -> io::Result<TreeEntry> {
+    let stat = stat_of(dir, name)?;
+    let kind = match kind_of(&stat) {
+        FileType::Directory => TreeKind::Directory,
+        FileType::RegularFile => TreeKind::File { content: ContentId(0), occupied_bytes: 0 },
+        FileType::Symlink => TreeKind::Symlink { target: rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes() },
+        kind => TreeKind::Special { kind, rdev: stat.st_rdev },
+    };
+    let xattrs = match kind {
+        TreeKind::Symlink { .. } => Vec::new(),
+        _ => xattrs_of(dir, name)?,
+    };
+    let time = |secs: i64, nanos: u64| Time { secs, nanos: nanos as u32 };
+    Ok(TreeEntry {
+        parent,
+        name: name.to_vec(),
+        kind,
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        atime: time(stat.st_atime, stat.st_atime_nsec),
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+        xattrs,
+        identity: (stat.st_dev, stat.st_ino),
+    })
+}
+
+/// Returns the attributes that users set. None if the file system has none.
+fn xattrs_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Vec<(Box<[u8]>, Box<[u8]>)>> {
+    use rustix::io::Errno;
+    // No system call takes a directory and a name.
+    let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
+    let path = path.as_slice();
+    let mut names = [0u8; 4096];
+    let listed = match rustix::fs::llistxattr(path, &mut names) {
+        Err(Errno::OPNOTSUPP | Errno::NOENT) => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut all = Vec::new();
+    for name in names[..listed].split(|b| *b == 0).filter(|name| !name.is_empty()) {
+        if !name.starts_with(b"user.") && !name.starts_with(b"system.posix_acl_") {
+            continue;
+        }
+        let mut value = vec![0u8; 65_536];
+        match rustix::fs::lgetxattr(path, name, &mut value) {
+            Ok(length) => all.push((name.into(), value[..length].into())),
+            Err(Errno::NODATA | Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(all)
+}

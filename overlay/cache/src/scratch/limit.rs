@@ -1,0 +1,101 @@
+//! Holds a scratch directory to its size on file systems without project quotas: its files are counted and, when it is
+//! full, those that were written last become immutable, until there is room again.
+//!
+//! The kernel refuses a write to an immutable file with `EPERM`. Nothing else stops a process that has the file open.
+//! Such a file cannot be removed either, so only as many as needed are taken: those written since the last count.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, FileType, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
+
+use super::detached::{names_of, open_below, open_dir};
+
+/// Files that were written in this time before the last count may be being written now.
+const RECENT: Duration = Duration::from_secs(10);
+
+/// What is to be done with the files while they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seal {
+    /// They stay as they are.
+    Keep,
+    /// Those that are being written become immutable.
+    Set,
+    /// No file is immutable any more.
+    Clear,
+}
+
+/// Returns the bytes that a directory occupies with everything below it. A file of several names counts once for each
+/// of them. What is removed meanwhile, and what lies too deep for one path, is passed over.
+///
+/// # Errors
+/// The directory itself cannot be read.
+pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let root = open_dir(rustix::fs::CWD, dir.as_os_str().as_bytes())?;
+    let (mut bytes, mut left) = (0, vec![Vec::new()]);
+    while let Some(path) = left.pop() {
+        let below;
+        let dir = match path.is_empty() {
+            true => &root,
+            false => match open_below(&root, &path) {
+                Ok(dir) => {
+                    below = dir;
+                    &below
+                }
+                Err(_) => continue,
+            },
+        };
+        for name in names_of(dir).unwrap_or_default() {
+            let Ok(stat) = rustix::fs::statat(dir, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            bytes += stat.st_blocks as u64 * 512;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory if path.is_empty() => left.push(name),
+                FileType::Directory => left.push([path.as_slice(), b"/", &name].concat()),
+                FileType::RegularFile if seal == Seal::Clear || (seal == Seal::Set && is_recent(stat.st_mtime)) => {
+                    set_immutable(dir, &name, seal == Seal::Set);
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+fn is_recent(mtime_secs: i64) -> bool {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    mtime_secs as u64 + RECENT.as_secs() >= now.as_secs()
+}
+
+/// Sets or clears the immutable flag. A file system without it, or a daemon without the privilege, leaves it as it is.
+fn set_immutable(dir: &OwnedFd, name: &[u8], on: bool) {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::openat(dir, name, flags, Mode::empty()) else { return };
+    let Ok(have) = ioctl_getflags(&file) else { return };
+    let wanted = if on { have | IFlags::IMMUTABLE } else { have - IFlags::IMMUTABLE };
+    if wanted != have {
+        let _ = ioctl_setflags(&file, wanted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_is_below_a_directory_is_counted_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (counted, other) = (dir.path().join("a"), dir.path().join("b"));
+        fs::create_dir_all(counted.join("x/y")).unwrap();
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("large"), vec![1; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink(&other, counted.join("x/link")).unwrap();
+        let empty = count(&counted, Seal::Keep).unwrap();
+        fs::write(counted.join("x/y/f"), vec![1; 1 << 18]).unwrap();
+        let grown = count(&counted, Seal::Keep).unwrap() - empty;
+        assert!((1 << 18..(1 << 18) + 8192).contains(&grown), "{grown}");
+    }
+}

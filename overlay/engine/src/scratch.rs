@@ -1,0 +1,349 @@
+//! Scratch directories of the mount: their records, their share of the fast pool's space, and what they commit.
+//!
+//! A directory with a limit has its bytes reserved: they count as used from its creation on. One without a limit counts
+//! what it occupies. Both are counted again and again while they exist (`count_scratch`).
+
+mod commit;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_api::scratch::{CommitReport, CommitRequest, ScratchDir, ScratchRequest, check_scratch_id};
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::ContentNumbers;
+use forebay_cache::scratch::{Seal, count};
+use forebay_system::clock::unix_now;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::{Inner, Overlay, blocking};
+
+/// The key of the records in the catalog.
+const KEY: &str = "scratch";
+/// The most directories of a mount.
+const DIRS_MAX: usize = 10_000;
+/// How often a directory is counted: more often the nearer it is to its limit.
+const COUNT_MIN: Duration = Duration::from_millis(200);
+const COUNT_SOON: Duration = Duration::from_secs(1);
+const COUNT_MAX: Duration = Duration::from_secs(5);
+/// A count takes at most this share of the time.
+const COUNT_SHARE: u32 = 20;
+
+/// The record of a scratch directory in the catalog: JSON, so that other versions of this program can read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ScratchRecord {
+    uid: u32,
+    gid: u32,
+    device: usize,
+    limit_bytes: Option<u64>,
+    created_unix: u64,
+}
+
+#[derive(Debug)]
+struct KnownScratch {
+    record: ScratchRecord,
+    /// What the space budget counts for it.
+    charged_bytes: u64,
+    used_bytes: u64,
+    is_full: bool,
+    /// A commit or a removal runs.
+    is_taken: bool,
+}
+
+/// The scratch directories of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct ScratchDirs {
+    known: Mutex<BTreeMap<String, KnownScratch>>,
+    /// Notified when there is something to count.
+    bell: Notify,
+}
+
+/// A scratch directory that one operation has to itself.
+struct TakenScratch {
+    inner: Arc<Inner>,
+    id: String,
+    record: ScratchRecord,
+}
+
+impl Drop for TakenScratch {
+    fn drop(&mut self) {
+        if let Some(known) = self.inner.scratch.known.lock().get_mut(&self.id) {
+            known.is_taken = false;
+        }
+    }
+}
+
+impl Overlay {
+    /// Creates a scratch directory for a user. One of this name and user stays as it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a bad name; `Exists` if another user has one of this name; `NoSpace` if the fast pool has no
+    /// room for the limit; `NotPermitted` if the user cannot reach the directory.
+    pub async fn create_scratch(&self, request: ScratchRequest, uid: u32, gid: u32) -> Result<ScratchDir> {
+        let inner = self.inner.clone();
+        inner.check_writable()?;
+        check_scratch_id(&request.id).map_err(invalid)?;
+        if let Some(known) = inner.shown_scratch(&request.id, Some(uid))? {
+            return Ok(known);
+        }
+        let limit = request.limit_bytes;
+        let reserved = inner.reserve(limit.unwrap_or(0)).await?;
+        blocking(move || {
+            let record = ScratchRecord {
+                uid,
+                gid,
+                device: inner.store.roomiest_device(),
+                limit_bytes: limit,
+                created_unix: unix_now(),
+            };
+            let mut known = inner.scratch.known.lock();
+            if known.len() >= DIRS_MAX {
+                let what = format!("there are {DIRS_MAX} scratch directories: `forebay scratch discard` removes one");
+                return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+            }
+            if !known.contains_key(&request.id) {
+                // Before the record: a directory without a record is removed after the next start.
+                inner.store.make_scratch(record.device, &request.id, (uid, gid))?;
+                let charged_bytes = limit.unwrap_or(0);
+                let new = KnownScratch { record, charged_bytes, used_bytes: 0, is_full: false, is_taken: false };
+                known.insert(request.id.clone(), new);
+                inner.save_scratch(&known)?;
+                inner.store.budget.account(0, charged_bytes);
+            }
+            drop((known, reserved));
+            inner.catalog.sync()?;
+            inner.scratch.bell.notify_one();
+            inner.shown_scratch(&request.id, Some(uid))?.ok_or_else(|| unknown(&request.id))
+        })
+        .await
+    }
+
+    /// Returns all scratch directories, in the order of their names.
+    pub fn scratch_dirs(&self) -> Result<Vec<ScratchDir>> {
+        let ids: Vec<String> = self.inner.scratch.known.lock().keys().cloned().collect();
+        let shown = ids.iter().map(|id| self.inner.shown_scratch(id, None));
+        Ok(shown.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }
+
+    /// Removes a scratch directory with everything in it. An unknown one is no error. Blocks.
+    ///
+    /// # Errors
+    /// `Busy` while it is being committed.
+    pub fn discard_scratch(&self, id: &str) -> Result<()> {
+        let inner = &self.inner;
+        if !inner.scratch.known.lock().contains_key(id) {
+            return Ok(());
+        }
+        let taken = inner.take_scratch(id)?;
+        // Immutable files cannot be removed.
+        inner.unseal(id, &taken.record)?;
+        inner.store.discard_scratch(taken.record.device, id, inner.catalog.new_content()?.0)?;
+        let mut known = inner.scratch.known.lock();
+        let charged_bytes = known.remove(id).map_or(0, |known| known.charged_bytes);
+        inner.save_scratch(&known)?;
+        drop(known);
+        inner.store.remove_discarded()?;
+        inner.store.budget.account(charged_bytes, 0);
+        Ok(())
+    }
+
+    /// Takes a tree from a scratch directory into the overlay, in one step as seen through the mount.
+    ///
+    /// # Errors
+    /// Nothing has changed then. `NotFound`, `Exists`, `NotEmpty`; `Busy` if another commit of the directory runs, or if
+    /// its programs change it; `NotPermitted` if the pool cannot hold a kind of file that is in it.
+    pub async fn commit_scratch(&self, request: CommitRequest) -> Result<CommitReport> {
+        self.inner.clone().commit_scratch(request).await
+    }
+}
+
+impl Inner {
+    fn shown_scratch(&self, id: &str, of: Option<u32>) -> Result<Option<ScratchDir>> {
+        let known = self.scratch.known.lock();
+        let Some(KnownScratch { record, used_bytes, is_full, .. }) = known.get(id) else { return Ok(None) };
+        if of.is_some_and(|uid| uid != record.uid) {
+            let what = format!("user {} has a scratch directory of this name: {id}", record.uid);
+            return Err(Error::new(ErrorKind::Exists, Side::Application, what));
+        }
+        Ok(Some(ScratchDir {
+            id: id.to_owned(),
+            uid: record.uid,
+            path: self.store.scratch_path(record.device, id)?.display().to_string(),
+            limit_bytes: record.limit_bytes,
+            used_bytes: *used_bytes,
+            is_full: *is_full,
+            created_unix: record.created_unix,
+        }))
+    }
+
+    /// Gives a scratch directory to one operation.
+    fn take_scratch(self: &Arc<Self>, id: &str) -> Result<TakenScratch> {
+        let mut all = self.scratch.known.lock();
+        let known = all.get_mut(id).ok_or_else(|| unknown(id))?;
+        if known.is_taken {
+            let what = format!("scratch directory {id} is being committed or removed: repeat it later");
+            return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+        }
+        known.is_taken = true;
+        Ok(TakenScratch { inner: self.clone(), id: id.to_owned(), record: known.record.clone() })
+    }
+
+    fn save_scratch(&self, known: &BTreeMap<String, KnownScratch>) -> Result<()> {
+        let records: BTreeMap<&str, &ScratchRecord> = known.iter().map(|(id, k)| (id.as_str(), &k.record)).collect();
+        let text = serde_json::to_string(&records).map_err(|e| {
+            Error::new(ErrorKind::Corrupt, Side::Cache, format!("the records of scratch directories: {e}"))
+        })?;
+        self.catalog.set_meta(KEY, &text)
+    }
+
+    /// Returns what the space budget counts beside scratch directories: the catalog keeps this count.
+    pub(crate) fn content_bytes(&self) -> u64 {
+        let scratch: u64 = self.scratch.known.lock().values().map(|known| known.charged_bytes).sum();
+        self.store.budget.used().saturating_sub(scratch)
+    }
+
+    /// Takes up the directories of the last daemon: finishes or undoes its commits, and removes what it was removing.
+    /// Runs before content files without records are removed.
+    pub(crate) fn take_up_scratch(&self) -> Result<()> {
+        self.take_up_commits()?;
+        let text: Option<String> = self.catalog.meta(KEY)?;
+        let records: BTreeMap<String, ScratchRecord> = match text.map(|text| serde_json::from_str(&text)) {
+            Some(Ok(records)) => records,
+            Some(Err(error)) => {
+                let what = format!("the records of scratch directories: {error}");
+                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+            }
+            None => BTreeMap::new(),
+        };
+        let mut known = self.scratch.known.lock();
+        for (id, record) in records {
+            if !self.store.scratch_path(record.device, &id).is_ok_and(|path| path.is_dir()) {
+                tracing::warn!("scratch directory {id} is gone");
+                continue;
+            }
+            let charged_bytes = record.limit_bytes.unwrap_or(0);
+            self.store.budget.account(0, charged_bytes);
+            let new = KnownScratch { record, charged_bytes, used_bytes: 0, is_full: false, is_taken: false };
+            known.insert(id, new);
+        }
+        self.store.discard_unknown_scratch(
+            |device, id| known.get(id).is_some_and(|known| known.record.device == device),
+            || Ok(self.catalog.new_content()?.0),
+        )?;
+        self.save_scratch(&known)?;
+        self.scratch.bell.notify_one();
+        Ok(())
+    }
+
+    /// Counts the directories again and again while there are any.
+    pub(crate) async fn scratch_loop(self: Arc<Self>) {
+        let again = self.clone();
+        if let Err(error) = blocking(move || again.store.remove_discarded()).await {
+            tracing::error!(%error, "scratch directories that were discarded");
+        }
+        loop {
+            if self.scratch.known.lock().is_empty() {
+                self.scratch.bell.notified().await;
+            }
+            let (inner, begun) = (self.clone(), Instant::now());
+            let next = blocking(move || Ok(inner.count_scratch())).await.unwrap_or(COUNT_MAX);
+            tokio::select! {
+                () = tokio::time::sleep(next.max(begun.elapsed() * COUNT_SHARE)) => {}
+                () = self.scratch.bell.notified() => {}
+            }
+        }
+    }
+
+    /// Counts all directories. Returns when they should be counted again.
+    fn count_scratch(self: &Arc<Self>) -> Duration {
+        let ids: Vec<String> = self.scratch.known.lock().keys().cloned().collect();
+        let mut next = COUNT_MAX;
+        for id in ids {
+            // One that is being committed is counted afterwards.
+            let Ok(taken) = self.take_scratch(&id) else { continue };
+            let begun = Instant::now();
+            match self.count_one(&id, &taken.record) {
+                Ok(wait) => next = next.min(wait.max(begun.elapsed() * COUNT_SHARE)),
+                Err(error) => tracing::warn!(%error, "scratch directory {id} cannot be counted"),
+            }
+        }
+        next
+    }
+
+    /// Counts a directory, and refuses or allows writes to its files. Returns when it should be counted again.
+    fn count_one(&self, id: &str, record: &ScratchRecord) -> Result<Duration> {
+        let look = |seal| self.look_at_scratch(id, record, seal);
+        let was_full = self.scratch.known.lock().get(id).is_some_and(|known| known.is_full);
+        let used = look(Seal::Keep)?;
+        self.charge_scratch(id, used);
+        let limit = record.limit_bytes.unwrap_or_else(|| used.saturating_add(self.room_after_eviction()));
+        let is_full = used >= limit && used > 0;
+        if is_full || was_full {
+            look(if is_full { Seal::Set } else { Seal::Clear })?;
+        }
+        let grown = {
+            let mut all = self.scratch.known.lock();
+            let Some(known) = all.get_mut(id) else { return Ok(COUNT_MAX) };
+            let grown = used.saturating_sub(known.used_bytes);
+            (known.used_bytes, known.is_full) = (used, is_full);
+            grown
+        };
+        if is_full && !was_full {
+            tracing::warn!(
+                "scratch directory {id} is full ({used} of {limit} bytes): writes to the files that grew last are \
+                 refused until other files of it are removed or committed"
+            );
+        }
+        Ok(match limit.saturating_sub(used).checked_div(grown) {
+            // It did not grow.
+            None => COUNT_MAX,
+            Some(counts_left) if counts_left < 10 && !is_full => COUNT_MIN,
+            Some(_) => COUNT_SOON,
+        })
+    }
+
+    fn look_at_scratch(&self, id: &str, record: &ScratchRecord, seal: Seal) -> Result<u64> {
+        let path = self.store.scratch_path(record.device, id)?;
+        count(&path, seal).map_err(|e| Error::io(e, Side::Cache, path.display().to_string()))
+    }
+
+    /// Allows writes to all files of a directory, and makes them removable.
+    fn unseal(&self, id: &str, record: &ScratchRecord) -> Result<()> {
+        if !self.scratch.known.lock().get(id).is_some_and(|known| known.is_full) {
+            return Ok(());
+        }
+        self.look_at_scratch(id, record, Seal::Clear)?;
+        if let Some(known) = self.scratch.known.lock().get_mut(id) {
+            known.is_full = false;
+        }
+        Ok(())
+    }
+
+    /// Makes the space budget count what a directory occupies, or its limit if that is more and there is room for it:
+    /// what a commit took out of it is counted as content.
+    fn charge_scratch(&self, id: &str, used: u64) {
+        let mut all = self.scratch.known.lock();
+        let Some(known) = all.get_mut(id) else { return };
+        let wanted = known.record.limit_bytes.unwrap_or(0).max(used);
+        let is = match wanted > known.charged_bytes.max(used) {
+            true => match self.store.budget.reserve(wanted - known.charged_bytes) {
+                Some(_) => wanted,
+                None => known.charged_bytes.max(used),
+            },
+            false => wanted,
+        };
+        self.store.budget.account(known.charged_bytes, is);
+        known.charged_bytes = is;
+    }
+}
+
+fn invalid(why: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, Side::Application, why)
+}
+
+fn unknown(id: &str) -> Error {
+    let what = format!("there is no scratch directory {id}: `forebay scratch list` shows those that exist");
+    Error::new(ErrorKind::NotFound, Side::Application, what)
+}
