@@ -58,6 +58,23 @@ impl Mount {
         self.run(|forebay| forebay.arg("stage").arg(path)).map(drop)
     }
 
+    /// Creates a scratch directory, and returns its path.
+    pub fn make_scratch(&self, name: &str) -> Result<PathBuf> {
+        let made = self.run(|forebay| {
+            forebay.args(["scratch", "create", "--job", name, "--mount"]).arg(&self.point)
+        })?;
+        Ok(made.trim().into())
+    }
+
+    /// Commits a path of a scratch directory to a name in the mount.
+    pub fn commit_scratch(&self, from: &Path, name: &str) -> Result<()> {
+        self.run(|forebay| forebay.args(["scratch", "commit"]).arg(from).arg(self.point.join(name))).map(drop)
+    }
+
+    pub fn discard_scratch(&self, dir: &Path) -> Result<()> {
+        self.run(|forebay| forebay.args(["scratch", "discard"]).arg(dir)).map(drop)
+    }
+
     /// Flushes everything and waits, so that no flush runs during the next measurement.
     pub fn settle(&self) -> Result<()> {
         self.run(|forebay| forebay.arg("flush").arg("--wait").arg(&self.point)).map(drop)

@@ -4,6 +4,7 @@ mod content;
 mod daemon;
 mod libfuse;
 mod names;
+mod scratch;
 mod small;
 mod sqlite;
 
@@ -30,7 +31,7 @@ impl Bench {
     /// the other groups.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 14] = [
+        let groups: [(&str, Group); 16] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -42,6 +43,8 @@ impl Bench {
             ("daemon-cpu", daemon::cpu),
             ("create", names::create_and_unlink),
             ("libfuse-create", libfuse::create),
+            ("scratch", scratch::speed),
+            ("scratch-commit", scratch::commit),
             ("scandir-change", names::scandir_and_change),
             ("daemon-memory", daemon::memory),
             ("daemon-death", daemon::death),

@@ -25,9 +25,8 @@ const KEY: &str = "scratch";
 /// The most directories of a mount.
 const DIRS_MAX: usize = 10_000;
 /// How often a directory is counted: more often the nearer it is to its limit.
-const COUNT_MIN: Duration = Duration::from_millis(200);
-const COUNT_SOON: Duration = Duration::from_secs(1);
-const COUNT_MAX: Duration = Duration::from_secs(5);
+const COUNT_MIN: Duration = Duration::from_millis(100);
+const COUNT_MAX: Duration = Duration::from_secs(1);
 /// A count takes at most this share of the time.
 const COUNT_SHARE: u32 = 20;
 
@@ -48,8 +47,16 @@ struct KnownScratch {
     charged_bytes: u64,
     used_bytes: u64,
     is_full: bool,
+    counted: Instant,
     /// A commit or a removal runs.
     is_taken: bool,
+}
+
+impl KnownScratch {
+    fn new(record: ScratchRecord) -> Self {
+        let charged_bytes = record.limit_bytes.unwrap_or(0);
+        Self { record, charged_bytes, used_bytes: 0, is_full: false, counted: Instant::now(), is_taken: false }
+    }
 }
 
 /// The scratch directories of a mount.
@@ -106,11 +113,9 @@ impl Overlay {
             if !known.contains_key(&request.id) {
                 // Before the record: a directory without a record is removed after the next start.
                 inner.store.make_scratch(record.device, &request.id, (uid, gid))?;
-                let charged_bytes = limit.unwrap_or(0);
-                let new = KnownScratch { record, charged_bytes, used_bytes: 0, is_full: false, is_taken: false };
-                known.insert(request.id.clone(), new);
+                known.insert(request.id.clone(), KnownScratch::new(record));
                 inner.save_scratch(&known)?;
-                inner.store.budget.account(0, charged_bytes);
+                inner.store.budget.account(0, limit.unwrap_or(0));
             }
             drop((known, reserved));
             inner.catalog.sync()?;
@@ -223,10 +228,8 @@ impl Inner {
                 tracing::warn!("scratch directory {id} is gone");
                 continue;
             }
-            let charged_bytes = record.limit_bytes.unwrap_or(0);
-            self.store.budget.account(0, charged_bytes);
-            let new = KnownScratch { record, charged_bytes, used_bytes: 0, is_full: false, is_taken: false };
-            known.insert(id, new);
+            self.store.budget.account(0, record.limit_bytes.unwrap_or(0));
+            known.insert(id, KnownScratch::new(record));
         }
         self.store.discard_unknown_scratch(
             |device, id| known.get(id).is_some_and(|known| known.record.device == device),
@@ -283,12 +286,12 @@ impl Inner {
         if is_full || was_full {
             look(if is_full { Seal::Set } else { Seal::Clear })?;
         }
-        let grown = {
+        let (grown, in_time) = {
             let mut all = self.scratch.known.lock();
             let Some(known) = all.get_mut(id) else { return Ok(COUNT_MAX) };
-            let grown = used.saturating_sub(known.used_bytes);
-            (known.used_bytes, known.is_full) = (used, is_full);
-            grown
+            let since = (used.saturating_sub(known.used_bytes), known.counted.elapsed());
+            (known.used_bytes, known.is_full, known.counted) = (used, is_full, Instant::now());
+            since
         };
         if is_full && !was_full {
             tracing::warn!(
@@ -296,12 +299,9 @@ impl Inner {
                  refused until other files of it are removed or committed"
             );
         }
-        Ok(match limit.saturating_sub(used).checked_div(grown) {
-            // It did not grow.
-            None => COUNT_MAX,
-            Some(counts_left) if counts_left < 10 && !is_full => COUNT_MIN,
-            Some(_) => COUNT_SOON,
-        })
+        // Half of the time until it is full, if it goes on like this.
+        let left = limit.saturating_sub(used) as f64 / 2.0 / grown.max(1) as f64;
+        Ok(in_time.mul_f64(left.min(1e6)).clamp(COUNT_MIN, COUNT_MAX))
     }
 
     fn look_at_scratch(&self, id: &str, record: &ScratchRecord, seal: Seal) -> Result<u64> {

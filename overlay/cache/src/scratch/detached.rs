@@ -360,8 +360,9 @@ impl DetachedTree {
         let times = fs::FileTimes::new().set_accessed(meta.accessed().map_err(failed)?);
         file.set_times(times.set_modified(meta.modified().map_err(failed)?)).map_err(failed)?;
         file.sync_all().map_err(failed)?;
+        // Under its other names, the file is the user's again.
+        give_back(target, of).map_err(failed)?;
         fs::rename(&copy, target).map_err(failed)?;
-        // The other names are the user's again.
         Ok(looked()?.blocks() * 512)
     }
 
@@ -405,11 +406,7 @@ impl DetachedTree {
                 continue;
             }
             let own = |e: io::Error| Error::io(e, Side::Cache, from.display().to_string());
-            // The owner first: a change of it takes the set-id bits away.
-            if (one.uid, one.gid) != (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()) {
-                lchown(&from, Some(one.uid), Some(one.gid)).map_err(own)?;
-            }
-            fs::set_permissions(&from, Permissions::from_mode(one.mode & 0o7777)).map_err(own)?;
+            give_back(&from, &one).map_err(own)?;
             self.put_back(&from, base, &one.path)?;
         }
         Ok(())
@@ -465,6 +462,15 @@ impl DetachedTree {
     fn failed(&self, error: io::Error) -> Error {
         Error::io(error, Side::Cache, self.dir.display().to_string())
     }
+}
+
+/// Gives a file the owner and the mode that it had in the tree.
+fn give_back(file: &Path, of: &Move) -> io::Result<()> {
+    // The owner first: a change of it takes the set-id bits away.
+    if (of.uid, of.gid) != (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()) {
+        lchown(file, Some(of.uid), Some(of.gid))?;
+    }
+    fs::set_permissions(file, Permissions::from_mode(of.mode & 0o7777))
 }
 
 fn changed(path: &[u8], error: &io::Error) -> Error {
