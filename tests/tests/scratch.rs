@@ -295,6 +295,7 @@ fn a_directory_has_its_size_and_no_more() {
     assert!((12..40).contains(&written), "{written} MiB");
     assert_eq!(listed(&mount)[0]["is_full"], true);
     assert!(mount.log().contains("scratch directory j is full"));
+    drop(grows);
     // What it holds can be committed, also a file that is refused further writes.
     commit(&mount, &dir.join("grows"), "grows").ok();
     assert_eq!(fs::metadata(mount.path("grows")).unwrap().len(), written << 20);

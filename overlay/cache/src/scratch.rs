@@ -7,6 +7,7 @@
 
 mod detached;
 mod limit;
+mod tree;
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -16,9 +17,10 @@ use std::path::{Path, PathBuf};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
 use crate::{ContentStore, Device};
-pub use detached::{DetachedTree, TreeEntry, TreeKind};
+pub use detached::DetachedTree;
 pub use limit::{Seal, count};
 pub use rustix::fs::FileType;
+pub use tree::{TreeEntry, TreeKind};
 
 const SCRATCH: &str = "scratch";
 const DISCARDED: &str = "discarded";

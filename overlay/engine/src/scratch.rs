@@ -114,7 +114,10 @@ impl Overlay {
                 // Before the record: a directory without a record is removed after the next start.
                 inner.store.make_scratch(record.device, &request.id, (uid, gid))?;
                 known.insert(request.id.clone(), KnownScratch::new(record));
-                inner.save_scratch(&known)?;
+                if let Err(error) = inner.save_scratch(&known) {
+                    known.remove(&request.id);
+                    return Err(error);
+                }
                 inner.store.budget.account(0, limit.unwrap_or(0));
             }
             drop((known, reserved));

@@ -119,6 +119,9 @@ pub trait KernelCache: Send + Sync {
     /// sender is dropped, after the kernel has forgotten them.
     fn invalidate_from(&self, ino: Ino, offset: u64) -> oneshot::Receiver<()>;
     fn invalidate_name(&self, parent: Ino, name: &[u8]);
+    /// As [`Self::invalidate_name`]. The receiver is notified, or its sender is dropped, after the kernel has forgotten
+    /// the name.
+    fn invalidate_name_and_tell(&self, parent: Ino, name: &[u8]) -> oneshot::Receiver<()>;
     /// Makes the kernel forget the attributes before this returns. Only for an inode that is being opened: then the
     /// kernel waits for nothing of the daemon except the answer.
     fn invalidate_attributes_now(&self, ino: Ino);

@@ -185,6 +185,12 @@ impl KernelCache for KernelNotifier {
     fn invalidate_name(&self, parent: Ino, name: &[u8]) {
         self.names.push(Note::Name(parent, name.into()));
     }
+
+    fn invalidate_name_and_tell(&self, parent: Ino, name: &[u8]) -> oneshot::Receiver<()> {
+        // If the lane is full, this note replaces those of all names.
+        self.names.push(Note::Name(parent, name.into()));
+        self.names.push_and_tell(Note::Name(parent, name.into()))
+    }
 }
 
 /// Sends a note. For the kernel, a range that starts below zero means "attributes only", and length 0 means "to the

@@ -18,15 +18,16 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-use forebay_backends::{Error, ErrorKind, Result, Side, Time};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use rustix::fs::{FileType, RenameFlags};
 use serde::{Deserialize, Serialize};
 
+use super::tree::{TreeEntry, TreeKind, entry_of, kind_of, names_of, open_below, open_dir, stat_of};
 use super::{make_dir, remove_tree};
 use crate::{ContentId, ContentStore};
 
@@ -34,52 +35,12 @@ const COMMITS: &str = "commits";
 const ORIGIN: &str = "origin";
 const MOVES: &str = "moves";
 const TREE: &str = "tree";
-/// The most entries of one tree: the catalog takes them in one batch, of some 600 bytes each.
-const ENTRIES_MAX: usize = 1_000_000;
-
-/// An entry of a tree.
-#[derive(Debug, Clone)]
-pub struct TreeEntry {
-    /// The place of its directory in the list; `None` for the top of the tree. A directory comes before its entries.
-    pub parent: Option<usize>,
-    pub name: Vec<u8>,
-    pub kind: TreeKind,
-    pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
-    pub atime: Time,
-    pub mtime: Time,
-    /// `user.*` attributes and ACLs.
-    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
-    /// Device and inode.
-    identity: (u64, u64),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TreeKind {
-    Directory,
-    /// A regular file. The bytes that it occupies are known after [`DetachedTree::adopt`].
-    File {
-        content: ContentId,
-        occupied_bytes: u64,
-    },
-    /// Another name of the file at this place in the list.
-    HardLink {
-        of: usize,
-    },
-    Symlink {
-        target: Vec<u8>,
-    },
-    /// A FIFO, a socket or a device.
-    Special {
-        kind: FileType,
-        rdev: u64,
-    },
-}
+/// The most entries of one tree: the catalog takes them in one batch, and takes some 1 KiB of memory for each.
+const ENTRIES_MAX: usize = 500_000;
 
 /// Where a tree comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Origin {
+struct ScratchOrigin {
     id: String,
     /// Below the scratch directory; empty: all of it.
     path: Vec<u8>,
@@ -87,7 +48,7 @@ struct Origin {
 
 /// A file that moves from the tree into the content store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Move {
+struct ContentMove {
     content: ContentId,
     /// Below `commits/N`.
     path: Vec<u8>,
@@ -97,7 +58,7 @@ struct Move {
 }
 
 /// A path in a scratch directory.
-struct Source {
+struct ScratchSource {
     /// The open directory that its name is in.
     parent: OwnedFd,
     name: Vec<u8>,
@@ -106,7 +67,7 @@ struct Source {
     shown: PathBuf,
 }
 
-impl Source {
+impl ScratchSource {
     fn failed(&self, error: io::Error) -> Error {
         Error::io(error, Side::Application, self.shown.display().to_string())
     }
@@ -132,7 +93,7 @@ impl ContentStore {
         make_dir(&commits, 0o700)?;
         let tree = DetachedTree { number, device, dir: commits.join(number.to_string()) };
         make_dir(&tree.dir, 0o700)?;
-        let origin = Origin { id: id.to_owned(), path: source.path.clone() };
+        let origin = ScratchOrigin { id: id.to_owned(), path: source.path.clone() };
         tree.write(ORIGIN, &encode(&origin)?)?;
         sync_dir(&commits)?;
         if let Err(error) =
@@ -164,7 +125,7 @@ impl ContentStore {
         }
     }
 
-    fn source(&self, device: usize, id: &str, path: &[u8]) -> Result<Source> {
+    fn source(&self, device: usize, id: &str, path: &[u8]) -> Result<ScratchSource> {
         let scratch = self.scratch_path(device, id)?;
         let shown = scratch.join(std::ffi::OsStr::from_bytes(path));
         let failed = |e: io::Error| Error::io(e, Side::Application, shown.display().to_string());
@@ -186,7 +147,7 @@ impl ContentStore {
                 (parent, name.to_vec())
             }
         };
-        Ok(Source { parent, name, path: parts.join(&b'/'), shown })
+        Ok(ScratchSource { parent, name, path: parts.join(&b'/'), shown })
     }
 
     /// Returns the trees that the last daemon did not finish.
@@ -291,7 +252,7 @@ impl DetachedTree {
                 TreeKind::Directory => dirs[at] = Some(path),
                 TreeKind::File { content, .. } => {
                     let TreeEntry { mode, uid, gid, .. } = *entry;
-                    moves.push((at, Move { content, path, mode, uid, gid }));
+                    moves.push((at, ContentMove { content, path, mode, uid, gid }));
                 }
                 _ => {}
             }
@@ -321,6 +282,12 @@ impl DetachedTree {
             match rename() {
                 Err(rustix::io::Errno::NOENT) if !into.exists() => {
                     make_dir(&into, 0o700)?;
+                    touched.extend(into.parent().map(Path::to_owned));
+                    rename()
+                }
+                // A file that a power cut left under the same number.
+                Err(rustix::io::Errno::EXIST) => {
+                    store.remove(one.content)?;
                     rename()
                 }
                 other => other,
@@ -335,7 +302,7 @@ impl DetachedTree {
     }
 
     /// Makes a moved file the daemon's own. Returns the bytes that it occupies.
-    fn secure(&self, of: &Move, target: &Path, identity: (u64, u64), names: u64) -> Result<u64> {
+    fn secure(&self, of: &ContentMove, target: &Path, identity: (u64, u64), names: u64) -> Result<u64> {
         let failed = |e: io::Error| Error::io(e, Side::Cache, target.display().to_string());
         let looked = || fs::symlink_metadata(target).map_err(failed);
         let meta = looked()?;
@@ -372,7 +339,7 @@ impl DetachedTree {
     /// # Errors
     /// The call can be repeated.
     pub fn undo(&self, store: &ContentStore, is_kept: impl Fn(ContentId) -> Result<bool>) -> Result<()> {
-        let origin: Option<Origin> = self.read_file(ORIGIN)?.and_then(|bytes| Some(decode(&bytes)?.0));
+        let origin: Option<ScratchOrigin> = self.read_file(ORIGIN)?.and_then(|bytes| Some(decode(&bytes)?.0));
         let Some(origin) = origin else { return self.finish() };
         let scratch = store.scratch_path(self.device, &origin.id)?;
         let tree = self.dir.join(TREE);
@@ -384,6 +351,7 @@ impl DetachedTree {
             if is_all && (fs::remove_dir(&scratch).is_ok() || !scratch.exists()) {
                 fs::rename(&tree, &scratch).map_err(|e| self.failed(e))?;
             } else {
+                make_dir(&scratch, 0o700)?;
                 let root = open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
                 self.put_back(&tree, &root, if is_all { TREE.as_bytes() } else { &origin.path })?;
             }
@@ -399,7 +367,7 @@ impl DetachedTree {
     ) -> Result<()> {
         let journal = self.read_file(MOVES)?.unwrap_or_default();
         let mut rest = journal.as_slice();
-        while let Some((one, left)) = decode::<Move>(rest) {
+        while let Some((one, left)) = decode::<ContentMove>(rest) {
             rest = left;
             let from = store.path(one.content)?;
             if fs::symlink_metadata(&from).is_err() || is_kept(one.content)? {
@@ -465,7 +433,7 @@ impl DetachedTree {
 }
 
 /// Gives a file the owner and the mode that it had in the tree.
-fn give_back(file: &Path, of: &Move) -> io::Result<()> {
+fn give_back(file: &Path, of: &ContentMove) -> io::Result<()> {
     // The owner first: a change of it takes the set-id bits away.
     if (of.uid, of.gid) != (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()) {
         lchown(file, Some(of.uid), Some(of.gid))?;
@@ -509,88 +477,5 @@ fn sync_dir(dir: &Path) -> Result<()> {
         .map_err(|e| Error::io(e, Side::Cache, format!("sync {}", dir.display())))
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-pub(super) fn open_dir(at: impl AsFd, path: &[u8]) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(at, path, DIRECTORY, Mode::empty())?)
-}
-
-/// Opens a directory below another one. No part of the path may be a symbolic link, or lie on another file system.
-pub(super) fn open_below(at: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
-    let resolve =
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    Ok(rustix::fs::openat2(at, path, DIRECTORY, Mode::empty(), resolve)?)
-}
-
-pub(super) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
-    let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(dir)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            names.push(name.to_vec());
-        }
-    }
-    Ok(names)
-}
-
-fn stat_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Stat> {
-    Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)
-}
-
-fn kind_of(stat: &Stat) -> FileType {
-    FileType::from_raw_mode(stat.st_mode)
-}
-
-fn entry_of(dir: &OwnedFd, name: &[u8], parent: Option<usize>) -> io::Result<TreeEntry> {
-    let stat = stat_of(dir, name)?;
-    let kind = match kind_of(&stat) {
-        FileType::Directory => TreeKind::Directory,
-        FileType::RegularFile => TreeKind::File { content: ContentId(0), occupied_bytes: 0 },
-        FileType::Symlink => TreeKind::Symlink { target: rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes() },
-        kind => TreeKind::Special { kind, rdev: stat.st_rdev },
-    };
-    let xattrs = match kind {
-        TreeKind::Symlink { .. } => Vec::new(),
-        _ => xattrs_of(dir, name)?,
-    };
-    let time = |secs: i64, nanos: u64| Time { secs, nanos: nanos as u32 };
-    Ok(TreeEntry {
-        parent,
-        name: name.to_vec(),
-        kind,
-        mode: stat.st_mode & 0o7777,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        atime: time(stat.st_atime, stat.st_atime_nsec),
-        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
-        xattrs,
-        identity: (stat.st_dev, stat.st_ino),
-    })
-}
-
-/// Returns the attributes that users set. None if the file system has none.
-fn xattrs_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Vec<(Box<[u8]>, Box<[u8]>)>> {
-    use rustix::io::Errno;
-    // No system call takes a directory and a name.
-    let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
-    let path = path.as_slice();
-    let mut names = [0u8; 4096];
-    let listed = match rustix::fs::llistxattr(path, &mut names) {
-        Err(Errno::OPNOTSUPP | Errno::NOENT) => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut all = Vec::new();
-    for name in names[..listed].split(|b| *b == 0).filter(|name| !name.is_empty()) {
-        if !name.starts_with(b"user.") && !name.starts_with(b"system.posix_acl_") {
-            continue;
-        }
-        let mut value = vec![0u8; 65_536];
-        match rustix::fs::lgetxattr(path, name, &mut value) {
-            Ok(length) => all.push((name.into(), value[..length].into())),
-            Err(Errno::NODATA | Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(all)
-}
+#[cfg(test)]
+mod tests;

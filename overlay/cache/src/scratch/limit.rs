@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
 
-use super::detached::{names_of, open_below, open_dir};
+use super::tree::{names_of, open_below, open_dir};
 
 /// Files that were written in this time before the last count may be being written now.
 const RECENT: Duration = Duration::from_secs(10);

@@ -64,7 +64,6 @@ impl Inner {
         txn.state(at.parent)?.names.negative.remove(at.name.as_slice());
         txn.commit()?;
         self.rules_may_differ();
-        self.tell_kernel_name(at.parent, &at.name);
         self.flush_bell.notify_one();
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! mark is in the catalog; else it is moved back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_api::scratch::{CommitReport, CommitRequest};
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
@@ -20,6 +21,9 @@ use crate::{Inner, Ino, blocking, parse_path};
 
 /// The key in the catalog of the mark of a commit: this and its number.
 const MARK: &str = "scratch-commit-";
+
+/// How long a commit waits for the kernel to forget what it knows of the name.
+const KERNEL_FORGETS: Duration = Duration::from_secs(2);
 
 /// A detached tree. It is moved back when this is dropped, unless its records were written.
 struct Detached<'a> {
@@ -64,8 +68,12 @@ impl Inner {
         .await?;
         let target = self.check_graft(&at, kind).await?;
         let inner = self.clone();
-        let report = blocking(move || inner.commit_tree(&taken, &path, &at, target)).await?;
+        let (report, at) = blocking(move || Ok((inner.commit_tree(&taken, &path, &at, target)?, at))).await?;
         self.scratch.bell.notify_one();
+        // The kernel may remember that the name did not exist.
+        if let Some(kernel) = self.kernel.get() {
+            let _ = tokio::time::timeout(KERNEL_FORGETS, kernel.invalidate_name_and_tell(at.parent, &at.name)).await;
+        }
         Ok(report)
     }
 

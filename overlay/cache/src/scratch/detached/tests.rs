@@ -1,0 +1,123 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+fn seen(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, Vec<u8>)> {
+    let (mut all, mut left) = (BTreeMap::new(), vec![dir.to_owned()]);
+    while let Some(at) = left.pop() {
+        for path in fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().path()) {
+            let meta = fs::symlink_metadata(&path).unwrap();
+            let bytes = if meta.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+            if meta.is_dir() {
+                left.push(path.clone());
+            }
+            all.insert(path.strip_prefix(dir).unwrap().to_owned(), (meta.mode(), meta.nlink(), bytes));
+        }
+    }
+    all
+}
+
+/// A store with a scratch directory `j` that holds a tree `a`.
+fn store() -> (tempfile::TempDir, ContentStore, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let store = ContentStore::open(&[root.path().join("fast")], Some(1 << 30)).unwrap();
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let dir = store.make_scratch(0, "j", own).unwrap();
+    fs::create_dir_all(dir.join("a/b")).unwrap();
+    for name in ["a/f", "a/b/g", "a/b/h"] {
+        fs::write(dir.join(name), name).unwrap();
+    }
+    fs::set_permissions(dir.join("a/b/g"), Permissions::from_mode(0o4751)).unwrap();
+    fs::hard_link(dir.join("a/f"), dir.join("a/b/same")).unwrap();
+    std::os::unix::fs::symlink("b/g", dir.join("a/link")).unwrap();
+    (root, store, dir)
+}
+
+fn numbers() -> impl Fn() -> Result<ContentId> {
+    let next = AtomicU64::new(100);
+    move || Ok(ContentId(next.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// Each step of a commit may be the last one of a daemon. `path` is committed; an empty one is all of `j`.
+fn undone_after(steps: usize, path: &str) {
+    let (_root, store, dir) = store();
+    let was = seen(&dir);
+    let tree = store.detach(0, "j", path.as_bytes(), 7).unwrap();
+    if steps > 0 {
+        let mut entries = tree.read(numbers()).unwrap();
+        if steps > 1 {
+            tree.adopt(&store, &mut entries).unwrap();
+        }
+    }
+    drop(tree);
+    let [tree] = store.detached().try_into().unwrap();
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    let mut is = seen(&dir);
+    if path == "a/b" {
+        // The file of a name outside of the tree was copied.
+        is.iter_mut().filter(|(_, (_, links, _))| *links == 1).for_each(|(name, seen)| seen.1 = was[name].1);
+    }
+    assert_eq!(is, was, "after {steps} steps, {path:?}");
+    assert!(store.detached().is_empty());
+    store.walk(|id, _| panic!("{id:?} is left")).unwrap();
+}
+
+#[test]
+fn an_interrupted_commit_is_undone_after_any_step() {
+    for steps in 0..3 {
+        ["a", "a/b", "a/b/g", "a/link", ""].into_iter().for_each(|path| undone_after(steps, path));
+    }
+}
+
+#[test]
+fn what_has_a_record_is_not_moved_back() {
+    let (_root, store, dir) = store();
+    let tree = store.detach(0, "j", b"a", 7).unwrap();
+    let mut entries = tree.read(numbers()).unwrap();
+    tree.adopt(&store, &mut entries).unwrap();
+    tree.undo(&store, |_| Ok(true)).unwrap();
+    let mut kept = 0;
+    store
+        .walk(|_, _| {
+            kept += 1;
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!((kept, dir.join("a/b/g").exists()), (3, false));
+}
+
+#[test]
+fn what_was_made_in_the_same_place_stays() {
+    let (_root, store, dir) = store();
+    let tree = store.detach(0, "j", b"a", 7).unwrap();
+    fs::write(dir.join("a"), "new").unwrap();
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    assert_eq!(fs::read(dir.join("a")).unwrap(), b"new");
+    assert_eq!(fs::read(dir.join("a.uncommitted-7/b/g")).unwrap(), b"a/b/g");
+}
+
+#[test]
+fn no_link_leads_out_of_the_directory() {
+    let (root, store, dir) = store();
+    let outside = root.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("secret"), "").unwrap();
+    std::os::unix::fs::symlink(&outside, dir.join("out")).unwrap();
+    assert!(store.detach(0, "j", b"out/secret", 7).is_err());
+    assert!(store.detach(0, "j", b"../j/a", 7).is_err());
+    assert!(store.detach(0, "j", b"nothing", 7).is_err());
+    assert!(store.detached().is_empty() && outside.join("secret").exists());
+    // A directory that becomes a link while it is read.
+    let tree = store.detach(0, "j", b"", 8).unwrap();
+    let inside = root.path().join("fast/commits/8/tree");
+    let mut entries = tree.read(numbers()).unwrap();
+    fs::rename(inside.join("a/b"), inside.join("a/c")).unwrap();
+    std::os::unix::fs::symlink(&outside, inside.join("a/b")).unwrap();
+    fs::write(outside.join("g"), "not ours").unwrap();
+    assert!(tree.adopt(&store, &mut entries).unwrap_err().is(ErrorKind::Busy));
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    assert_eq!(fs::read(outside.join("g")).unwrap(), b"not ours");
+    assert_eq!(fs::read(dir.join("a/c/g")).unwrap(), b"a/b/g");
+    assert_eq!(fs::read(dir.join("a/f")).unwrap(), b"a/f");
+}
