@@ -296,6 +296,7 @@ impl Overlay {
     /// Sets the receiver of notifications about cached state that the kernel must forget.
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let _ = self.inner.kernel.set(kernel);
+        self.inner.tell_kernel_of_commits();
     }
 
     /// Sets what `status` shows of the mount.

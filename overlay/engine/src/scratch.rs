@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use super::{Inner, Overlay, blocking};
+use super::{Inner, Ino, Overlay, blocking};
 
 /// The key of the records in the catalog.
 const KEY: &str = "scratch";
@@ -63,6 +63,8 @@ impl KnownScratch {
 #[derive(Debug, Default)]
 pub(crate) struct ScratchDirs {
     known: Mutex<BTreeMap<String, KnownScratch>>,
+    /// Names that commits of the last daemon made, and that the kernel may not know of.
+    appeared: Mutex<Vec<(Ino, Vec<u8>)>>,
     /// Notified when there is something to count.
     bell: Notify,
 }

@@ -93,7 +93,7 @@ impl Inner {
         let mut new = self.new_tree(&entries, at)?;
         drop(entries);
         let mark = format!("{MARK}{number}");
-        new.batch.put_meta(&mark, &true);
+        new.batch.put_meta(&mark, &(at.parent, &at.name));
         self.graft(at, new.top, target, new.batch)?;
         detached.is_committed = true;
         self.count_committed(taken, &new.files, new.report.bytes);
@@ -223,15 +223,24 @@ impl Inner {
     pub(super) fn take_up_commits(&self) -> Result<()> {
         let marks = self.catalog.meta_keys(MARK)?;
         for tree in self.store.detached() {
-            match marks.contains(&format!("{MARK}{}", tree.number)) {
-                true => tree.finish()?,
-                false => {
-                    tracing::info!("a commit of the last daemon is undone: nothing of it is in the mount");
-                    self.undo_commit(&tree)?;
-                }
+            if marks.contains(&format!("{MARK}{}", tree.number)) {
+                tree.finish()?;
+            } else {
+                tracing::info!("a commit of the last daemon is undone: nothing of it is in the mount");
+                self.undo_commit(&tree)?;
             }
         }
+        for mark in &marks {
+            let name: Option<(Ino, Vec<u8>)> = self.catalog.meta(mark)?;
+            self.scratch.appeared.lock().extend(name);
+        }
         self.catalog.delete_meta(&marks)
+    }
+
+    /// Tells the kernel of the names that the last daemon did not tell it of: it may remember that they do not exist.
+    pub(crate) fn tell_kernel_of_commits(&self) {
+        let appeared = std::mem::take(&mut *self.scratch.appeared.lock());
+        appeared.iter().for_each(|(parent, name)| self.tell_kernel_name(*parent, name));
     }
 }
 
