@@ -60,9 +60,8 @@ impl Mount {
 
     /// Creates a scratch directory, and returns its path.
     pub fn make_scratch(&self, name: &str) -> Result<PathBuf> {
-        let made = self.run(|forebay| {
-            forebay.args(["scratch", "create", "--job", name, "--mount"]).arg(&self.point)
-        })?;
+        let made =
+            self.run(|forebay| forebay.args(["scratch", "create", "--job", name, "--mount"]).arg(&self.point))?;
         Ok(made.trim().into())
     }
 

@@ -25,26 +25,36 @@ pub fn speed(bench: &mut Bench) -> Result<()> {
         Side::Native => native.join(pair.to_string()),
         Side::Mount => dir.join(pair.to_string()),
     };
-    bench.ratio("scratch: create + write 4 KiB + close of 10,000", Target::AtLeast(0.95), Unit::PerSec, |place, side, pair| {
-        let root = root(side, pair);
-        work::make_spread(&root)?;
-        settle(place, false)?;
-        work::create(&files(&root))
-    })?;
+    bench.ratio(
+        "scratch: create + write 4 KiB + close of 10,000",
+        Target::AtLeast(0.95),
+        Unit::PerSec,
+        |place, side, pair| {
+            let root = root(side, pair);
+            work::make_spread(&root)?;
+            settle(place, false)?;
+            work::create(&files(&root))
+        },
+    )?;
     bench.ratio("scratch: unlink of 10,000 files", Target::AtLeast(0.95), Unit::PerSec, |place, side, pair| {
         settle(place, false)?;
         work::unlink(&files(&root(side, pair)))
     })?;
     let archive = bench.place.root.join("tree.tar");
     tar(&["-cf", text(&archive)?, "-C", "/usr", "include", "share/perl"])?;
-    bench.ratio("scratch: unpacking an archive of a real tree", Target::AtLeast(0.95), Unit::PerSec, |place, side, pair| {
-        let root = root(side, pair).join("tar");
-        fs::create_dir_all(&root)?;
-        settle(place, false)?;
-        let begun = Instant::now();
-        tar(&["-xf", text(&archive)?, "-C", text(&root)?])?;
-        Ok(1.0 / begun.elapsed().as_secs_f64())
-    })?;
+    bench.ratio(
+        "scratch: unpacking an archive of a real tree",
+        Target::AtLeast(0.95),
+        Unit::PerSec,
+        |place, side, pair| {
+            let root = root(side, pair).join("tar");
+            fs::create_dir_all(&root)?;
+            settle(place, false)?;
+            let begun = Instant::now();
+            tar(&["-xf", text(&archive)?, "-C", text(&root)?])?;
+            Ok(1.0 / begun.elapsed().as_secs_f64())
+        },
+    )?;
     fs::remove_dir_all(&native)?;
     bench.place.quiet.discard_scratch(&dir)
 }
