@@ -88,10 +88,11 @@ function slurm_bb_post_run()
     return slurm.SUCCESS
 end
 
--- The job has ended. A failure would keep it in its stage-out for ever.
+-- The job has ended. With Flags=TeardownFailure of burst_buffer.conf, a failure shows its reason as SystemComment, and
+-- the job is torn down; without it, the job would stay in its stage-out for ever.
 function slurm_bb_data_out(job_id)
-    result("data-out", forebay("data-out", "--exchange", settings.exchange, "--wait", settings.data_out_wait, job_id))
-    return slurm.SUCCESS
+    return result("data-out",
+        forebay("data-out", "--exchange", settings.exchange, "--wait", settings.data_out_wait, job_id))
 end
 
 function slurm_bb_test_data_out()

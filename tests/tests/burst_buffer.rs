@@ -139,7 +139,8 @@ fn a_job_whose_stage_in_fails_does_not_run_and_is_held() {
     slurm.wait_until_idle();
     assert!(slurm.output(&job).contains("it is no file"), "{}\n{}", slurm.output(&job), slurm.log());
     assert!(!mount.path("ran").exists(), "{}", slurm.log());
-    assert!(slurm.log().contains("stage-in failed, and the job did not run"), "{}", slurm.log());
+    let reason = slurm.line(&job, "SystemComment");
+    assert!(reason.contains("stage-in failed, and the job did not run"), "{reason}\n{}", slurm.log());
     undrained(&slurm);
     slurm.call("scancel", &[&job]).ok();
     nothing_left(&slurm);
@@ -163,6 +164,7 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
     let status = || slurm.call("scontrol", &["show", "bbstat"]).ok().out;
     slurm.wait("it is named", || status().contains("/taken"));
     assert!(!status().contains("/good"), "{}", status());
+    assert!(slurm.line(&job, "SystemComment").contains("/taken"), "{}", slurm.line(&job, "SystemComment"));
     slurm.wait("the job is torn down", || names(&slurm.exchange()) == [format!("missing.{job}.json")]);
     undrained(&slurm);
     // Nothing is lost.
@@ -240,7 +242,7 @@ fn the_shim_quotes_what_slurm_gives_it() {
         assert(status == 0 and text == [[slurm bb x a'b; exit 3 $HOME `id`]], text)
         bb.settings.forebay = 'false'
         assert(slurm_bb_job_process('x') == -1)
-        assert(slurm_bb_data_out('1') == 0 and slurm_bb_setup() == 0 and slurm_bb_paths() == 0)
+        assert(slurm_bb_setup() == 0 and slurm_bb_paths() == 0)
         local submit = dofile('job_submit.lua')
         local script = '#!/bin/sh\\n#FB stage_in=/a\\n\\n#DW jobdw capacity=1G\\necho\\n#FB x'
         local wanted = '#!/bin/sh\\n#DW fb stage_in=/a\\n\\n#DW jobdw pool=forebay capacity=1G\\necho\\n#FB x'

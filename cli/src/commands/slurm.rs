@@ -35,7 +35,10 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
         SlurmCommand::Epilog(args) => epilog(args, output),
         SlurmCommand::Bb { command } => burst_buffer::run(command, output),
         SlurmCommand::Install { scripts } => {
-            output.line(site::lines(&scripts.display().to_string()).trim_end());
+            let scripts = scripts.display().to_string();
+            output.line(site::lines(&scripts).trim_end());
+            output.line("# For #DW directives, with burst_buffer.lua and burst_buffer.conf of this directory beside slurm.conf:");
+            site::DIRECTIVE_LINES.lines().for_each(|line| output.line(format!("#{line}")));
             Ok(Exit::Done)
         }
         SlurmCommand::Check => check(output),
@@ -250,7 +253,8 @@ fn check(output: &Output) -> Result<Exit, Failure> {
         return Err(Failure::new(FailureKind::Missing, format!("scontrol show config: {why}"))
             .remedy("run it where slurmctld answers"));
     }
-    let mut findings = Site::parse(&String::from_utf8_lossy(&answer.stdout)).findings(scripts);
+    let site = Site::parse(&String::from_utf8_lossy(&answer.stdout));
+    let mut findings = site.findings(scripts);
     let mut finding = |what: String, remedy: &str| findings.push(Finding { what, remedy: remedy.into() });
     let entries = registry::entries();
     if entries.is_empty() {
@@ -273,6 +277,9 @@ fn check(output: &Output) -> Result<Exit, Failure> {
     }
     if findings.is_empty() && !output.json {
         output.line("Slurm runs forebay for each job on this node");
+    }
+    if !site.has_directives() && !output.json {
+        output.line("jobs cannot use #DW directives: BurstBufferType= is not set (optional)");
     }
     Ok(if findings.is_empty() { Exit::Done } else { Exit::Incomplete })
 }

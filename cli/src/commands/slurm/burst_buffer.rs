@@ -120,8 +120,8 @@ fn pre_run(job: &ExchangedJobArgs, output: &Output) -> Result<Exit, Failure> {
     })
 }
 
-/// What is missing is kept, and no failure: Slurm 22.05 would keep the job in its stage-out for ever. Returns
-/// `Incomplete` if the job did not run, because its stage-in failed.
+/// Returns `Incomplete` if the job did not run, because its stage-in failed, or if results are not in the pool. These are
+/// kept.
 fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<Exit, Failure> {
     let Some(exchange) = Exchange::open(&job.exchange.exchange)? else { return Ok(Exit::Done) };
     let Some(request) = exchange.request(&job.job)? else { return Ok(Exit::Done) };
@@ -143,9 +143,9 @@ fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<E
     if reasons.is_empty() {
         return Ok(Exit::Done);
     }
-    refused(&format!("not in the pool: {}", shown(&reasons.join("; "))), output);
+    let exit = refused(&format!("not in the pool: {}", shown(&reasons.join("; "))), output);
     exchange.keep(&MissingResults { job: job.job.clone(), reasons })?;
-    Ok(Exit::Done)
+    Ok(exit)
 }
 
 fn status(dir: &Path, forget: Option<&str>, output: &Output) -> Result<Exit, Failure> {
