@@ -166,6 +166,7 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
     assert!(!status().contains("/good"), "{}", status());
     assert!(slurm.line(&job, "SystemComment").contains("/taken"), "{}", slurm.line(&job, "SystemComment"));
     slurm.wait("the job is torn down", || names(&slurm.exchange()) == [format!("missing.{job}.json")]);
+    slurm.completed(&job);
     undrained(&slurm);
     // Nothing is lost.
     let dir = scratch_dirs(&mount).split(": ").next().unwrap().to_owned();
