@@ -2979,13 +2979,17 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__task__subcmd__prolog)
-            opts="-h --mount --records --json --help"
+            opts="-h --mount --exchange --records --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --exchange)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

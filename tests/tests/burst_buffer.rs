@@ -108,6 +108,10 @@ fn a_directive_that_makes_no_sense_is_refused_at_the_submission() {
     let refused = slurm.try_submit(USER, &script(&mount, &["#DW fb profile=mine"], "true"));
     assert!(refused.err.contains("not there yet"), "{refused}");
     nothing_left(&slurm);
+    let check = run(slurm.command(forebay()).args(["slurm", "check"]), CALL);
+    assert!(!check.out.contains("burst_buffer") && !check.out.contains("BurstBufferType"), "{check}");
+    fs::remove_file(mount.place.at("slurm/burst_buffer.conf")).unwrap();
+    run(slurm.command(forebay()).args(["slurm", "check"]), CALL).refused(1, &["burst_buffer.conf beside slurm.conf"]);
 }
 
 #[test]
@@ -203,6 +207,25 @@ fn a_job_that_is_cancelled_leaves_nothing() {
     slurm.wait("its result is in the pool", || mount.pool("part").exists());
     nothing_left(&slurm);
     assert_eq!(scratch_dirs(&mount), "");
+    undrained(&slurm);
+}
+
+/// The epilog of the first attempt commits no half result.
+#[test]
+fn a_requeued_job_begins_anew() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let directives = [JOBDW, "#DW stage_out type=directory source=$DW_JOB_STRIPED/out destination=MOUNT/out"];
+    let commands = "cd $DW_JOB_STRIPED || exit 9; mkdir out; echo $SLURM_RESTART_COUNT >out/attempt
+        [ $SLURM_RESTART_COUNT ] && exit 0; touch $FOREBAY_MOUNT/first; sleep 600";
+    let job = slurm.submit(&["--uid=65534", "--requeue"], &script(&mount, &directives, commands));
+    slurm.wait("the job runs", || mount.path("first").exists());
+    slurm.call("scontrol", &["requeue", &job]).ok();
+    slurm.wait_until_idle();
+    assert!(!mount.path("out").exists());
+    slurm.completed(&job);
+    assert_eq!(fs::read_to_string(mount.pool("out/attempt")).unwrap(), "1\n", "{}", slurm.log());
+    nothing_left(&slurm);
     undrained(&slurm);
 }
 

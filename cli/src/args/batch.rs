@@ -123,6 +123,8 @@ pub enum SlurmCommand {
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
         #[command(flatten)]
+        exchange: ExchangeArgs,
+        #[command(flatten)]
         records: RecordsArgs,
     },
     /// What burst_buffer.lua runs, in the controller.

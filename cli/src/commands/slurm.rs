@@ -13,7 +13,7 @@ use forebay_slurm::SlurmJob;
 use forebay_slurm::site::{self, Finding, Site};
 use forebay_system::mounts;
 
-use self::staging::{StagedJob, task_view};
+use self::staging::{StagedJob, TaskView};
 use super::allocation::send;
 use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
@@ -42,7 +42,10 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
             Ok(Exit::Done)
         }
         SlurmCommand::Check => check(output),
-        SlurmCommand::TaskProlog { mount, records } => task_prolog(mount.as_deref(), &records.records, output),
+        SlurmCommand::TaskProlog { mount, exchange, records } => {
+            let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
+            task_prolog(mount.as_deref(), &staging::task_view(&exchange.exchange, &records.records, &job), output)
+        }
     }
 }
 
@@ -220,14 +223,12 @@ fn dead(entry: &RegisteredMount, job: &SlurmJob) -> Failure {
 }
 
 /// Prints what Slurm adds to the environment of tasks. Runs as the user of the job.
-fn task_prolog(mount: Option<&Path>, records: &Path, output: &Output) -> Result<Exit, Failure> {
-    let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-    let view = task_view(records, &job);
-    if let Some(why) = view.refused {
-        output.line(format!("print forebay: stage-in failed, and the job does not run: {}", shown(&why)));
+fn task_prolog(mount: Option<&Path>, view: &TaskView, output: &Output) -> Result<Exit, Failure> {
+    if let Some(why) = &view.refused {
+        output.line(format!("print forebay: stage-in failed, and the job does not run: {}", shown(why)));
         return Ok(Exit::Incomplete);
     }
-    if let Some(dir) = view.scratch {
+    if let Some(dir) = &view.scratch {
         for name in ["FOREBAY_JOB_DIR", "DW_JOB_STRIPED", "DW_JOB_PRIVATE"] {
             output.line(format!("export {name}={}", dir.display()));
         }

@@ -260,7 +260,11 @@ fn write_hook(dir: &Path, hook: &str, program: &Path, mount: &Path, within: &str
     match hook {
         "task-prolog" => replace(
             "slurm task-prolog",
-            format!("slurm task-prolog --mount {mount} --records {}", dir.join("records").display()),
+            format!(
+                "slurm task-prolog --mount {mount} --exchange {} --records {}",
+                dir.join("exchange").display(),
+                dir.join("records").display()
+            ),
         ),
         _ => {
             let (log, records) = (dir.join("log/hooks"), dir.join("records"));

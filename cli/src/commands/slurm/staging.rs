@@ -29,6 +29,8 @@ pub struct NodeRecord {
     pub scratch: Option<PathBuf>,
     /// Everything that the job needs at its start was there.
     pub is_staged: bool,
+    /// How often the job had been requeued.
+    pub requeues: u64,
 }
 
 /// A job with directives, on this node.
@@ -66,7 +68,7 @@ impl StagedJob {
         let Some(exchange) = Exchange::open(&args.exchange.exchange)? else { return Ok(None) };
         let Some(request) = exchange.request(&job.id)? else { return Ok(None) };
         let scratch_mount = request.staging.scratch_bytes.and_then(|_| scratch_mount(&request, entries));
-        let record = NodeRecord { request, scratch_mount, scratch: None, is_staged: false };
+        let record = NodeRecord { request, scratch_mount, scratch: None, is_staged: false, requeues: job.requeues };
         let records = args.records.records.clone();
         let staged = Self { job: job.clone(), node: node(), exchange: Some(exchange), records, record };
         staged.store()?;
@@ -137,7 +139,8 @@ impl StagedJob {
     /// Takes results of the scratch directory into the mount. Returns what could not be.
     pub fn commit(&self) -> Vec<String> {
         let Some(dir) = self.record.scratch.as_ref().filter(|_| self.record.is_staged) else { return Vec::new() };
-        if self.has_failed_elsewhere() {
+        // A requeued job begins anew: half a result is none. Its epilog knows of the requeue.
+        if self.has_failed_elsewhere() || self.job.requeues > self.record.requeues {
             return Vec::new();
         }
         let committed = |copy: &ScratchCopy| {
@@ -216,8 +219,14 @@ pub struct TaskView {
 }
 
 /// Returns what the prolog has left for the tasks of a job.
-pub fn task_view(records: &Path, job: &str) -> TaskView {
+pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let is_roots = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == 0);
+    let request = Exchange::open(exchange).ok().flatten().and_then(|exchange| exchange.request(job).ok().flatten());
+    let needs_staging = request.is_some_and(|request| request.staging.needs_staging());
+    if needs_staging && std::fs::symlink_metadata(records.join(format!("{job}.json"))).is_err() {
+        // slurmd runs no prolog for a job that returns to its node at once.
+        return TaskView { scratch: None, refused: Some("no prolog has run on this node".into()) };
+    }
     if job.is_empty() || !job.bytes().all(|b| b.is_ascii_digit()) || !is_roots(records) {
         return TaskView::default();
     }
