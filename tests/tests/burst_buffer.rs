@@ -147,6 +147,18 @@ fn a_job_whose_stage_in_fails_does_not_run_and_is_held() {
     assert!(reason.contains("stage-in failed, and the job did not run"), "{reason}\n{}", slurm.log());
     undrained(&slurm);
     slurm.call("scancel", &[&job]).ok();
+    // The controller does not know what a glob stands for.
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb stage_in=MOUNT/none/*.x"], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    assert!(slurm.output(&job).contains("none"), "{}", slurm.output(&job));
+    assert!(!mount.path("ran").exists(), "{}", slurm.log());
+    // A scratch directory that does not fit.
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb scratch=900TiB"], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    assert!(!mount.path("ran").exists(), "{}", slurm.log());
+    slurm.call("scancel", &["--user=nobody"]).ok();
+    slurm.wait_until_idle();
+    undrained(&slurm);
     nothing_left(&slurm);
     assert_eq!(scratch_dirs(&mount), "");
 }

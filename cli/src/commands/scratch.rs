@@ -93,7 +93,7 @@ pub fn commit_tree(path: &Path, dest: &Path) -> Result<CommitReport, Failure> {
         return Err(Failure::usage(format!("{} lies above several mounts", above.display())));
     };
     let entry = place.entry;
-    let (dir, below) = found(path, &[entry.clone()])?.ok_or_else(|| {
+    let (dir, below) = found(path, std::slice::from_ref(&entry))?.ok_or_else(|| {
         Failure::usage(format!("{} is in no scratch directory of {}", path.display(), entry.mountpoint().display()))
             .remedy("forebay scratch list")
     })?;

@@ -175,12 +175,12 @@ fn read(text: &str, request: &mut StagingRequest) -> Result<(), String> {
     match directive {
         "jobdw" => jobdw(&options, request),
         "stage_in" | "copy_in" => {
-            let copy = copy(directive, &options, Way::In)?;
+            let copy = copy(directive, &options, CopyDirection::In)?;
             request.copy_in.push(copy);
             Ok(())
         }
         "stage_out" | "copy_out" => {
-            let copy = copy(directive, &options, Way::Out)?;
+            let copy = copy(directive, &options, CopyDirection::Out)?;
             request.copy_out.push(copy);
             Ok(())
         }
@@ -221,12 +221,12 @@ fn scratch(bytes: u64, request: &mut StagingRequest) -> Result<(), String> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum CopyDirection {
     In,
     Out,
 }
 
-fn copy(directive: &str, options: &[WordPair<'_>], way: Way) -> Result<ScratchCopy, String> {
+fn copy(directive: &str, options: &[WordPair<'_>], way: CopyDirection) -> Result<ScratchCopy, String> {
     let (mut source, mut destination, mut kind) = (None, None, None);
     for (name, text) in options {
         match *name {
@@ -244,8 +244,8 @@ fn copy(directive: &str, options: &[WordPair<'_>], way: Way) -> Result<ScratchCo
         return Err(format!("{directive} needs source=PATH and destination=PATH"));
     };
     let (inside, outside, role) = match way {
-        Way::In => (destination, source, "destination"),
-        Way::Out => (source, destination, "source"),
+        CopyDirection::In => (destination, source, "destination"),
+        CopyDirection::Out => (source, destination, "source"),
     };
     let ScratchPath(scratch) = scratch_path(inside).map_err(|what| format!("{role}={what}"))?;
     if is_scratch(outside) {

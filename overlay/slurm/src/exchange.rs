@@ -28,7 +28,7 @@ const REQUEST: &str = "request.json";
 
 /// What the controller tells the nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobRequest {
+pub struct ExchangedRequest {
     /// The name of this attempt: another one if the job is requeued.
     pub attempt: String,
     pub staging: StagingRequest,
@@ -120,7 +120,7 @@ impl Exchange {
 
     /// # Errors
     /// It cannot be written.
-    pub fn put_request(&self, job: &str, request: &JobRequest) -> Result<(), Failure> {
+    pub fn put_request(&self, job: &str, request: &ExchangedRequest) -> Result<(), Failure> {
         check_job(job)?;
         let dir = self.job_dir(job);
         match DirBuilder::new().mode(0o755).create(&dir) {
@@ -133,7 +133,7 @@ impl Exchange {
     ///
     /// # Errors
     /// There is a request that cannot be read, or that another user wrote.
-    pub fn request(&self, job: &str) -> Result<Option<JobRequest>, Failure> {
+    pub fn request(&self, job: &str) -> Result<Option<ExchangedRequest>, Failure> {
         check_job(job)?;
         let dir = self.job_dir(job);
         self.get(&dir.join(REQUEST))
@@ -346,8 +346,8 @@ mod tests {
         (dir, exchange)
     }
 
-    fn request(attempt: &str) -> JobRequest {
-        JobRequest { attempt: attempt.into(), staging: StagingRequest::default() }
+    fn request(attempt: &str) -> ExchangedRequest {
+        ExchangedRequest { attempt: attempt.into(), staging: StagingRequest::default() }
     }
 
     fn report(node: &str, attempt: &str) -> NodeReport {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_daemon::{Failure, FailureKind};
 use forebay_slurm::directives::{self, SCRIPT_BYTES_MAX, StagingRequest};
-use forebay_slurm::exchange::{Exchange, JobRequest, MissingResults, NodeProgress, NodeReport};
+use forebay_slurm::exchange::{Exchange, ExchangedRequest, MissingResults, NodeProgress, NodeReport};
 use forebay_system::mounts;
 
 use crate::args::{BurstBufferCommand, ExchangedJobArgs};
@@ -70,7 +70,7 @@ fn data_in(job: &ExchangedJobArgs, script: &Path, output: &Output) -> Result<Exi
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let attempt = format!("{:x}-{:x}", now.as_micros(), std::process::id());
-    Exchange::create(&job.exchange.exchange)?.put_request(&job.job, &JobRequest { attempt, staging })?;
+    Exchange::create(&job.exchange.exchange)?.put_request(&job.job, &ExchangedRequest { attempt, staging })?;
     Ok(Exit::Done)
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, multi_mount};
 use forebay_slurm::directives::{ScratchCopy, SourceKind};
-use forebay_slurm::exchange::{Exchange, JobRequest, NodeProgress, NodeReport, get, put};
+use forebay_slurm::exchange::{Exchange, ExchangedRequest, NodeProgress, NodeReport, get, put};
 use forebay_slurm::{JobNode, MountShare, SlurmJob};
 use forebay_system::identity;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ const DEPTH_MAX: usize = 128;
 /// What a node keeps of a job with directives, from its prolog to its epilog.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NodeRecord {
-    pub request: JobRequest,
+    pub request: ExchangedRequest,
     /// The mount with the job's scratch directory.
     pub scratch_mount: Option<PathBuf>,
     pub scratch: Option<PathBuf>,
@@ -239,7 +239,7 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
 }
 
 /// The mount that gets results of the scratch directory, or else the one that has what is copied into it.
-fn scratch_mount(request: &JobRequest, entries: &[RegisteredMount]) -> Option<PathBuf> {
+fn scratch_mount(request: &ExchangedRequest, entries: &[RegisteredMount]) -> Option<PathBuf> {
     let staging = &request.staging;
     let mut paths = staging.copy_out.iter().chain(&staging.copy_in).map(|copy| Path::new(&copy.path));
     let of = |path: &Path| {
