@@ -10,7 +10,10 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use forebay_daemon::config::ThrottleConfig;
 
-pub use batch::{AllocationCommand, BeginArgs, HookArgs, JobCommand, JobNameArgs, SlurmCommand, StartArgs, WaitArgs};
+pub use batch::{
+    AllocationCommand, BeginArgs, BurstBufferCommand, ExchangedJobArgs, HookArgs, JobCommand, JobNameArgs,
+    SlurmCommand, StartArgs, WaitArgs,
+};
 pub use scratch::{ScratchCommand, ScratchCreateArgs};
 
 use crate::values;

@@ -70,6 +70,9 @@ _forebay() {
             forebay,run)
                 cmd="forebay__subcmd__run"
                 ;;
+            forebay,scratch)
+                cmd="forebay__subcmd__scratch"
+                ;;
             forebay,simulate)
                 cmd="forebay__subcmd__simulate"
                 ;;
@@ -145,6 +148,9 @@ _forebay() {
             forebay__subcmd__help,run)
                 cmd="forebay__subcmd__help__subcmd__run"
                 ;;
+            forebay__subcmd__help,scratch)
+                cmd="forebay__subcmd__help__subcmd__scratch"
+                ;;
             forebay__subcmd__help,simulate)
                 cmd="forebay__subcmd__help__subcmd__simulate"
                 ;;
@@ -208,6 +214,21 @@ _forebay() {
             forebay__subcmd__help__subcmd__profile,show)
                 cmd="forebay__subcmd__help__subcmd__profile__subcmd__show"
                 ;;
+            forebay__subcmd__help__subcmd__scratch,commit)
+                cmd="forebay__subcmd__help__subcmd__scratch__subcmd__commit"
+                ;;
+            forebay__subcmd__help__subcmd__scratch,create)
+                cmd="forebay__subcmd__help__subcmd__scratch__subcmd__create"
+                ;;
+            forebay__subcmd__help__subcmd__scratch,discard)
+                cmd="forebay__subcmd__help__subcmd__scratch__subcmd__discard"
+                ;;
+            forebay__subcmd__help__subcmd__scratch,list)
+                cmd="forebay__subcmd__help__subcmd__scratch__subcmd__list"
+                ;;
+            forebay__subcmd__help__subcmd__slurm,bb)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb"
+                ;;
             forebay__subcmd__help__subcmd__slurm,check)
                 cmd="forebay__subcmd__help__subcmd__slurm__subcmd__check"
                 ;;
@@ -222,6 +243,27 @@ _forebay() {
                 ;;
             forebay__subcmd__help__subcmd__slurm,task-prolog)
                 cmd="forebay__subcmd__help__subcmd__slurm__subcmd__task__subcmd__prolog"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,check)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__check"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,data-in)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__in"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,data-out)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__out"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,pools)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__pools"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,pre-run)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__pre__subcmd__run"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,status)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__status"
+                ;;
+            forebay__subcmd__help__subcmd__slurm__subcmd__bb,teardown)
+                cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__teardown"
                 ;;
             forebay__subcmd__job,begin)
                 cmd="forebay__subcmd__job__subcmd__begin"
@@ -319,6 +361,39 @@ _forebay() {
             forebay__subcmd__profile__subcmd__help,show)
                 cmd="forebay__subcmd__profile__subcmd__help__subcmd__show"
                 ;;
+            forebay__subcmd__scratch,commit)
+                cmd="forebay__subcmd__scratch__subcmd__commit"
+                ;;
+            forebay__subcmd__scratch,create)
+                cmd="forebay__subcmd__scratch__subcmd__create"
+                ;;
+            forebay__subcmd__scratch,discard)
+                cmd="forebay__subcmd__scratch__subcmd__discard"
+                ;;
+            forebay__subcmd__scratch,help)
+                cmd="forebay__subcmd__scratch__subcmd__help"
+                ;;
+            forebay__subcmd__scratch,list)
+                cmd="forebay__subcmd__scratch__subcmd__list"
+                ;;
+            forebay__subcmd__scratch__subcmd__help,commit)
+                cmd="forebay__subcmd__scratch__subcmd__help__subcmd__commit"
+                ;;
+            forebay__subcmd__scratch__subcmd__help,create)
+                cmd="forebay__subcmd__scratch__subcmd__help__subcmd__create"
+                ;;
+            forebay__subcmd__scratch__subcmd__help,discard)
+                cmd="forebay__subcmd__scratch__subcmd__help__subcmd__discard"
+                ;;
+            forebay__subcmd__scratch__subcmd__help,help)
+                cmd="forebay__subcmd__scratch__subcmd__help__subcmd__help"
+                ;;
+            forebay__subcmd__scratch__subcmd__help,list)
+                cmd="forebay__subcmd__scratch__subcmd__help__subcmd__list"
+                ;;
+            forebay__subcmd__slurm,bb)
+                cmd="forebay__subcmd__slurm__subcmd__bb"
+                ;;
             forebay__subcmd__slurm,check)
                 cmd="forebay__subcmd__slurm__subcmd__check"
                 ;;
@@ -336,6 +411,57 @@ _forebay() {
                 ;;
             forebay__subcmd__slurm,task-prolog)
                 cmd="forebay__subcmd__slurm__subcmd__task__subcmd__prolog"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,check)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__check"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,data-in)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__in"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,data-out)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__out"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,help)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,pools)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__pools"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,pre-run)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__pre__subcmd__run"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,status)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__status"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb,teardown)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__teardown"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,check)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__check"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,data-in)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__data__subcmd__in"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,data-out)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__data__subcmd__out"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,help)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__help"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,pools)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__pools"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,pre-run)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__pre__subcmd__run"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,status)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__status"
+                ;;
+            forebay__subcmd__slurm__subcmd__bb__subcmd__help,teardown)
+                cmd="forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__teardown"
+                ;;
+            forebay__subcmd__slurm__subcmd__help,bb)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb"
                 ;;
             forebay__subcmd__slurm__subcmd__help,check)
                 cmd="forebay__subcmd__slurm__subcmd__help__subcmd__check"
@@ -355,6 +481,27 @@ _forebay() {
             forebay__subcmd__slurm__subcmd__help,task-prolog)
                 cmd="forebay__subcmd__slurm__subcmd__help__subcmd__task__subcmd__prolog"
                 ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,check)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__check"
+                ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,data-in)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__data__subcmd__in"
+                ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,data-out)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__data__subcmd__out"
+                ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,pools)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__pools"
+                ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,pre-run)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__pre__subcmd__run"
+                ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,status)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__status"
+                ;;
+            forebay__subcmd__slurm__subcmd__help__subcmd__bb,teardown)
+                cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__teardown"
+                ;;
             *)
                 ;;
         esac
@@ -362,7 +509,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job scratch slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -510,7 +657,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict release dirty ls du explain run observe job slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount status stage flush evict release dirty ls du explain run observe job scratch slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -971,6 +1118,76 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__help__subcmd__scratch)
+            opts="create commit discard list"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__scratch__subcmd__commit)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__scratch__subcmd__create)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__scratch__subcmd__discard)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__scratch__subcmd__list)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__help__subcmd__simulate)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -986,8 +1203,120 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help__subcmd__slurm)
-            opts="prolog epilog install check task-prolog"
+            opts="prolog epilog install check task-prolog bb"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb)
+            opts="check data-in pre-run data-out teardown pools status"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__in)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__out)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__pools)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__pre__subcmd__run)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__status)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__teardown)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -1863,6 +2192,180 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__scratch)
+            opts="-h --json --help create commit discard list help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__commit)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__create)
+            opts="-h --job --size --uid --mount --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --job)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --size)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --uid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__discard)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__help)
+            opts="create commit discard list help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__help__subcmd__commit)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__help__subcmd__create)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__help__subcmd__discard)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__help__subcmd__list)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__scratch__subcmd__list)
+            opts="-h --mount --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__simulate)
             opts="-h --cache-fraction --policy --plot --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -1890,12 +2393,282 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm)
-            opts="-h --json --help prolog epilog install check task-prolog help"
+            opts="-h --json --help prolog epilog install check task-prolog bb help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb)
+            opts="-h --json --help check data-in pre-run data-out teardown pools status help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__check)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__in)
+            opts="-h --exchange --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__data__subcmd__out)
+            opts="-h --exchange --wait --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wait)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help)
+            opts="check data-in pre-run data-out teardown pools status help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__data__subcmd__in)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__data__subcmd__out)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__pools)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__pre__subcmd__run)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__status)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__help__subcmd__teardown)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__pools)
+            opts="-h --capacity --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --capacity)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__pre__subcmd__run)
+            opts="-h --exchange --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__status)
+            opts="-h --exchange --forget --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --forget)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__bb__subcmd__teardown)
+            opts="-h --exchange --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -1918,12 +2691,20 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__epilog)
-            opts="-h --mount --within --json --help"
+            opts="-h --exchange --records --mount --within --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --records)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --mount)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1940,8 +2721,120 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__help)
-            opts="prolog epilog install check task-prolog help"
+            opts="prolog epilog install check task-prolog bb help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb)
+            opts="check data-in pre-run data-out teardown pools status"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__data__subcmd__in)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__data__subcmd__out)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__pools)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__pre__subcmd__run)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__status)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__teardown)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 5 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -2056,12 +2949,20 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__prolog)
-            opts="-h --mount --within --json --help"
+            opts="-h --exchange --records --mount --within --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --records)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --mount)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -2078,13 +2979,21 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__task__subcmd__prolog)
-            opts="-h --mount --json --help"
+            opts="-h --mount --exchange --records --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --mount)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --records)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

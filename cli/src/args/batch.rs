@@ -122,11 +122,95 @@ pub enum SlurmCommand {
         /// The mountpoint that tasks get as FOREBAY_MOUNT. Default: the first one on this node.
         #[arg(long, value_name = "PATH")]
         mount: Option<PathBuf>,
+        #[command(flatten)]
+        exchange: ExchangeArgs,
+        #[command(flatten)]
+        records: RecordsArgs,
+    },
+    /// What burst_buffer.lua runs, in the controller.
+    Bb {
+        #[command(subcommand)]
+        command: BurstBufferCommand,
+    },
+}
+
+/// The calls of Slurm's burst buffer plugin. What each prints is for Slurm.
+#[derive(Debug, Subcommand)]
+pub enum BurstBufferCommand {
+    /// Check the directives of a job script.
+    Check {
+        /// The script.
+        script: PathBuf,
+    },
+    /// Tell the nodes what a job asks for. The job is pending.
+    DataIn {
+        #[command(flatten)]
+        job: ExchangedJobArgs,
+        /// The script of the job.
+        script: PathBuf,
+    },
+    /// Check that the nodes of a job can read what it asks for. Slurm runs their prologs after this.
+    PreRun {
+        #[command(flatten)]
+        job: ExchangedJobArgs,
+    },
+    /// Wait until all nodes of a job have written back, and keep what is not in the pool. Prints why a job did not run.
+    DataOut {
+        #[command(flatten)]
+        job: ExchangedJobArgs,
+        /// How long to wait.
+        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration)]
+        wait: Duration,
+    },
+    /// Forget what a job asked for.
+    Teardown {
+        #[command(flatten)]
+        job: ExchangedJobArgs,
+    },
+    /// Print the pool.
+    Pools {
+        /// Its size: what the fast pools of all nodes have for scratch directories.
+        #[arg(long, value_name = "BYTES")]
+        capacity: bytesize::ByteSize,
+    },
+    /// Show the jobs with directives, and what jobs left that is not in the pool.
+    Status {
+        #[command(flatten)]
+        exchange: ExchangeArgs,
+        /// Forget what this job left.
+        #[arg(long, value_name = "JOB")]
+        forget: Option<String>,
     },
 }
 
 #[derive(Debug, Args)]
+pub struct ExchangedJobArgs {
+    #[command(flatten)]
+    pub exchange: ExchangeArgs,
+    /// The number of the job.
+    pub job: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ExchangeArgs {
+    /// The directory that the controller and the nodes see.
+    #[arg(long, value_name = "DIR", default_value = forebay_slurm::exchange::EXCHANGE_DIR)]
+    pub exchange: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct RecordsArgs {
+    /// The directory in which this node keeps what its jobs have.
+    #[arg(long, value_name = "DIR", default_value = "/run/forebay-slurm")]
+    pub records: PathBuf,
+}
+
+#[derive(Debug, Args)]
 pub struct HookArgs {
+    #[command(flatten)]
+    pub exchange: ExchangeArgs,
+    #[command(flatten)]
+    pub records: RecordsArgs,
     /// Use only the mount that this path lies in.
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_api::scratch::{CommitReport, CommitRequest, ScratchDir, ScratchRequest, ScratchVerb};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
-use forebay_daemon::{Failure, client, multi_mount, paths};
+use forebay_daemon::{Failure, FailureKind, client, multi_mount, paths};
 use forebay_system::identity;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::Serialize;
@@ -43,12 +43,8 @@ fn create(args: ScratchCreateArgs, output: &Output) -> Result<Exit, Failure> {
         format!("scratch-{}-{:x}", std::process::id(), now.as_micros())
     });
     let uid = args.uid.unwrap_or(own);
-    let request = ScratchRequest {
-        id,
-        uid: args.uid,
-        gid: identity::group_of(uid).or((uid != own).then_some(uid)),
-        limit_bytes: args.size.map(|size| size.as_u64()),
-    };
+    let request =
+        ScratchRequest { id, uid: args.uid, gid: group(uid, own), limit_bytes: args.size.map(|size| size.as_u64()) };
     for dir in dirs(&place.entry, ScratchVerb::Create(request))? {
         match output.json {
             true => output.json(&at_mount(&place.entry, &dir)),
@@ -58,8 +54,37 @@ fn create(args: ScratchCreateArgs, output: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Creates the scratch directory of a job of another user.
+pub fn create_for(entry: &RegisteredMount, id: String, uid: u32, bytes: u64) -> Result<PathBuf, Failure> {
+    let gid = group(uid, rustix::process::geteuid().as_raw());
+    let request = ScratchRequest { id, uid: Some(uid), gid, limit_bytes: Some(bytes) };
+    let made = dirs(entry, ScratchVerb::Create(request))?.pop();
+    made.map(|dir| dir.path.into()).ok_or_else(|| Failure::new(FailureKind::Other, "no scratch directory was created"))
+}
+
+/// A user that the machine does not know has its number as its group.
+fn group(uid: u32, own: u32) -> Option<u32> {
+    identity::group_of(uid).or((uid != own).then_some(uid))
+}
+
 fn commit(path: &Path, dest: &Path, output: &Output) -> Result<Exit, Failure> {
     let dest = paths::absolute(dest).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
+    let report = commit_tree(path, &dest)?;
+    match output.json {
+        true => output.json(&report),
+        false => output.line(format!(
+            "{}: {} and {} directories, {}; written back by policy",
+            shown(&dest.display().to_string()),
+            files(report.files),
+            report.directories,
+            bytes(report.bytes)
+        )),
+    }
+    Ok(Exit::Done)
+}
+
+/// Takes a tree of a scratch directory into the mount, with the rights of the directory's user.
+pub fn commit_tree(path: &Path, dest: &Path) -> Result<CommitReport, Failure> {
     let (Some(above), Some(name)) = (dest.parent(), dest.file_name()) else {
         return Err(Failure::usage("the destination is the root of a file system").remedy("give a name in the mount"));
     };
@@ -68,7 +93,7 @@ fn commit(path: &Path, dest: &Path, output: &Output) -> Result<Exit, Failure> {
         return Err(Failure::usage(format!("{} lies above several mounts", above.display())));
     };
     let entry = place.entry;
-    let (dir, below) = found(path, &[entry.clone()])?.ok_or_else(|| {
+    let (dir, below) = found(path, std::slice::from_ref(&entry))?.ok_or_else(|| {
         Failure::usage(format!("{} is in no scratch directory of {}", path.display(), entry.mountpoint().display()))
             .remedy("forebay scratch list")
     })?;
@@ -85,17 +110,7 @@ fn commit(path: &Path, dest: &Path, output: &Output) -> Result<Exit, Failure> {
         Ok(_) => None,
         Err(failure) => Some(Err(failure)),
     });
-    let CommitReport { files: count, directories, bytes: size } = report.transpose()?.unwrap_or_default();
-    match output.json {
-        true => output.json(&CommitReport { files: count, directories, bytes: size }),
-        false => output.line(format!(
-            "{}: {} and {directories} directories, {}; written back by policy",
-            shown(&dest.display().to_string()),
-            files(count),
-            bytes(size)
-        )),
-    }
-    Ok(Exit::Done)
+    Ok(report.transpose()?.unwrap_or_default())
 }
 
 /// Returns the inode number of a directory of the mount, if this user may make or replace a name in it.

@@ -1,5 +1,8 @@
 //! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
 
+mod burst_buffer;
+mod staging;
+
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -10,6 +13,7 @@ use forebay_slurm::SlurmJob;
 use forebay_slurm::site::{self, Finding, Site};
 use forebay_system::mounts;
 
+use self::staging::{StagedJob, TaskView};
 use super::allocation::send;
 use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
@@ -27,30 +31,115 @@ const SCRIPT_BYTES: u64 = 1 << 20;
 
 pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
-        SlurmCommand::Prolog(args) => at_mounts(args, output, |job, entry, until| {
-            forebay_slurm::prolog(job, until, |verb| send(entry, &job.allocation(), verb))
-        }),
-        SlurmCommand::Epilog(args) => at_mounts(args, output, |job, entry, until| {
-            forebay_slurm::epilog(job, until, |verb| send(entry, &job.allocation(), verb))
-        }),
+        SlurmCommand::Prolog(args) => prolog(args, output),
+        SlurmCommand::Epilog(args) => epilog(args, output),
+        SlurmCommand::Bb { command } => burst_buffer::run(command, output),
         SlurmCommand::Install { scripts } => {
-            output.line(site::lines(&scripts.display().to_string()).trim_end());
+            let scripts = scripts.display().to_string();
+            output.line(site::lines(&scripts).trim_end());
+            output.line("# For #DW directives, with burst_buffer.lua and burst_buffer.conf of this directory beside slurm.conf:");
+            site::DIRECTIVE_LINES.lines().for_each(|line| output.line(format!("#{line}")));
             Ok(Exit::Done)
         }
         SlurmCommand::Check => check(output),
-        SlurmCommand::TaskProlog { mount } => task_prolog(mount.as_deref(), output),
+        SlurmCommand::TaskProlog { mount, exchange, records } => {
+            let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
+            task_prolog(mount.as_deref(), &staging::task_view(&exchange.exchange, &records.records, &job), output)
+        }
     }
 }
 
-/// Does this at all mounts of this user at the same time. What is short, or takes too long, is noted and is no failure: a
-/// failure drains the node. A daemon that is dead, or does not answer, is one.
-fn at_mounts<F>(args: &HookArgs, output: &Output, act: F) -> Result<Exit, Failure>
-where
-    F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<String>, Failure> + Copy + Send + 'static,
-{
-    let job = SlurmJob::of(|name| std::env::var(name).ok())?;
-    let (begun, within) = (Instant::now(), args.within);
-    let entries = match &args.mount {
+/// Stages what a job asks for by directives, and what earlier runs of it read.
+fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
+    let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
+    let entries = entries(args)?;
+    let found = StagedJob::requested(args, &job, &entries);
+    // Without a report, the controller does not let the job start.
+    let staged = found.unwrap_or_else(|failure| {
+        output.note(format!("forebay: {}: what it asks for is not known: {}", job.allocation(), failure.what));
+        None
+    });
+    let asked = staged.clone();
+    let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
+        let share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
+        forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))
+    });
+    if let Some(mut staged) = staged {
+        let mut reasons = match &outcome {
+            // What the profile names is staged as far as possible.
+            Ok(_) if staged.record.request.staging.stage_in.is_empty() => Vec::new(),
+            Ok(notes) => notes.clone(),
+            Err(failure) => vec![failure.what.clone()],
+        };
+        reasons.extend(staged.strange_paths());
+        if reasons.is_empty() {
+            let left = (begun + args.within).saturating_duration_since(Instant::now());
+            reasons.extend(fill_scratch(&mut staged, &entries, left).err().map(|failure| failure.what));
+        }
+        reasons.iter().for_each(|why| output.note(format!("forebay: {}: stage-in: {why}", job.allocation())));
+        if let Err(failure) = staged.staged(reasons) {
+            output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
+        }
+    }
+    outcome.map(|_| Exit::Done)
+}
+
+/// Creates and fills the scratch directory of a job, for this time at most.
+fn fill_scratch(staged: &mut StagedJob, entries: &[RegisteredMount], left: Duration) -> Result<(), Failure> {
+    if staged.record.request.staging.scratch_bytes.is_none() {
+        return Ok(());
+    }
+    let mount = staged.record.scratch_mount.as_deref();
+    let entry = entries.iter().find(|entry| Some(entry.mountpoint()) == mount).cloned();
+    let entry = entry.ok_or_else(|| Failure::new(FailureKind::NoDaemon, "no mount for a scratch directory"))?;
+    let (done, answers) = channel();
+    let (mut filled, until) = (staged.clone(), Instant::now() + left.saturating_sub(ANSWER));
+    std::thread::spawn(move || {
+        let outcome = filled.fill_scratch(&entry, until);
+        // If the time is up, no one waits for the answer.
+        let _ = done.send(outcome.map(|()| filled));
+    });
+    *staged =
+        answers.recv_timeout(left).map_err(|_| Failure::new(FailureKind::Other, "the time for copying is up"))??;
+    Ok(())
+}
+
+/// Commits what a job asks for by directives, and writes back what it wrote.
+fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
+    let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
+    let entries = entries(args)?;
+    let staged = StagedJob::kept(args, &job).unwrap_or_else(|failure| {
+        output.note(format!("forebay: {}: what it asked for is not known: {}", job.allocation(), failure.what));
+        None
+    });
+    let asked = staged.clone();
+    let outcome = at_mounts(&job, entries, begun, args.within, output, move |job, entry, until| {
+        let send = |verb| send(entry, &job.allocation(), verb);
+        let has_scratch = |staged: &&StagedJob| staged.record.scratch_mount.as_deref() == Some(entry.mountpoint());
+        let mut notes = asked.as_ref().filter(has_scratch).map_or_else(Vec::new, StagedJob::commit);
+        // The end of the write-back would discard the scratch directory, with the results that were not committed.
+        notes.extend(if notes.is_empty() {
+            forebay_slurm::epilog(job, until, send)?
+        } else {
+            forebay_slurm::end(send)?
+        });
+        Ok(notes)
+    });
+    if let Some(staged) = staged {
+        let reasons = match &outcome {
+            Ok(notes) => notes.clone(),
+            Err(failure) => vec![failure.what.clone()],
+        };
+        if let Err(failure) = staged.written_back(reasons) {
+            output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
+        }
+    }
+    outcome.map(|_| Exit::Done)
+}
+
+/// Returns the mounts that a prolog or an epilog works at.
+fn entries(args: &HookArgs) -> Result<Vec<RegisteredMount>, Failure> {
+    let entries: Vec<RegisteredMount> = match &args.mount {
         Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
         None => registry::entries(),
     };
@@ -58,9 +147,25 @@ where
         return Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount on this node")
             .remedy("mount it before slurmd starts: systemctl enable --now forebay@..., or /etc/fstab"));
     }
+    Ok(entries)
+}
+
+/// Does this at all mounts of this user at the same time. What is short, or takes too long, is noted and is no failure: a
+/// failure drains the node. A daemon that is dead, or does not answer, is one. Returns the notes.
+fn at_mounts<F>(
+    job: &SlurmJob,
+    entries: Vec<RegisteredMount>,
+    begun: Instant,
+    within: Duration,
+    output: &Output,
+    act: F,
+) -> Result<Vec<String>, Failure>
+where
+    F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<String>, Failure> + Clone + Send + 'static,
+{
     let (done, answers) = channel();
     for entry in &entries {
-        let (done, job, entry) = (done.clone(), job.clone(), entry.clone());
+        let (done, job, entry, act) = (done.clone(), job.clone(), entry.clone(), act.clone());
         std::thread::spawn(move || {
             let outcome = match entry.supervisor_alive() || entry.worker_alive() {
                 true => act(&job, &entry, begun + within.saturating_sub(ANSWER)),
@@ -73,18 +178,19 @@ where
     drop(done);
     let mut waits: Vec<RegisteredMount> = entries;
     let mut broken = None;
+    let mut told = Vec::new();
     while !waits.is_empty() {
         match answers.recv_timeout((begun + within).saturating_duration_since(Instant::now())) {
             Ok((entry, outcome)) => {
                 waits.retain(|waiting| waiting.mountpoint() != entry.mountpoint());
                 match outcome {
-                    Ok(notes) => notes.iter().for_each(|what| {
-                        output.note(format!(
-                            "forebay: {} at {}: {what}",
-                            job.allocation(),
-                            entry.mountpoint().display()
-                        ));
-                    }),
+                    Ok(notes) => {
+                        for what in &notes {
+                            let place = entry.mountpoint().display();
+                            output.note(format!("forebay: {} at {place}: {what}", job.allocation()));
+                        }
+                        told.extend(notes);
+                    }
                     Err(failure) => broken = Some(failure),
                 }
             }
@@ -101,12 +207,13 @@ where
                             .remedy("check its fast pool: `forebay doctor`, `dmesg`; then resume the node"));
                     }
                     output.note(format!("forebay: {} at {place}: not finished in time", job.allocation()));
+                    told.push(format!("{place}: not finished in time"));
                 }
                 break;
             }
         }
     }
-    broken.map_or(Ok(Exit::Done), Err)
+    broken.map_or(Ok(told), Err)
 }
 
 fn dead(entry: &RegisteredMount, job: &SlurmJob) -> Failure {
@@ -116,7 +223,16 @@ fn dead(entry: &RegisteredMount, job: &SlurmJob) -> Failure {
 }
 
 /// Prints what Slurm adds to the environment of tasks. Runs as the user of the job.
-fn task_prolog(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+fn task_prolog(mount: Option<&Path>, view: &TaskView, output: &Output) -> Result<Exit, Failure> {
+    if let Some(why) = &view.refused {
+        output.line(format!("print forebay: stage-in failed, and the job does not run: {}", shown(why)));
+        return Ok(Exit::Incomplete);
+    }
+    if let Some(dir) = &view.scratch {
+        for name in ["FOREBAY_JOB_DIR", "DW_JOB_STRIPED", "DW_JOB_PRIVATE"] {
+            output.line(format!("export {name}={}", dir.display()));
+        }
+    }
     let all = mounts::list().map_err(|e| Failure::io("cannot list the mounts", &e))?;
     // Any user can mount, but only root's mount is meant for all.
     let mut ours = all.iter().filter(|mount| mount.is_roots()).map(|mount| mount.mountpoint.as_path());
@@ -138,7 +254,8 @@ fn check(output: &Output) -> Result<Exit, Failure> {
         return Err(Failure::new(FailureKind::Missing, format!("scontrol show config: {why}"))
             .remedy("run it where slurmctld answers"));
     }
-    let mut findings = Site::parse(&String::from_utf8_lossy(&answer.stdout)).findings(scripts);
+    let site = Site::parse(&String::from_utf8_lossy(&answer.stdout));
+    let mut findings = site.findings(scripts);
     let mut finding = |what: String, remedy: &str| findings.push(Finding { what, remedy: remedy.into() });
     let entries = registry::entries();
     if entries.is_empty() {
@@ -161,6 +278,9 @@ fn check(output: &Output) -> Result<Exit, Failure> {
     }
     if findings.is_empty() && !output.json {
         output.line("Slurm runs forebay for each job on this node");
+    }
+    if !site.has_directives() && !output.json {
+        output.line("jobs cannot use #DW directives: BurstBufferType= is not set (optional)");
     }
     Ok(if findings.is_empty() { Exit::Done } else { Exit::Incomplete })
 }

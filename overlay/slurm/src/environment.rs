@@ -65,6 +65,54 @@ impl SlurmJob {
     }
 }
 
+/// The node of a job that a prolog or an epilog runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobNode {
+    pub name: String,
+    /// How many nodes the job has.
+    pub nodes: usize,
+}
+
+impl JobNode {
+    /// Reads the node from variables of the environment. `host` is the name of the machine.
+    pub fn of(variable: impl Fn(&str) -> Option<String>, host: &str) -> Self {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let host = host.split('.').next().unwrap_or_default();
+        Self {
+            name: given("SLURMD_NODENAME").unwrap_or_else(|| host.to_owned()),
+            nodes: given("SLURM_JOB_NODELIST").map_or(1, |list| count_hosts(&list)),
+        }
+    }
+}
+
+/// Returns how many names a list of Slurm has, such as `n[1-3,07],login`; 1 at least.
+fn count_hosts(list: &str) -> usize {
+    let (mut all, mut names, mut depth) = (0_usize, 1_usize, 0_usize);
+    let mut ranges = String::new();
+    for c in list.chars().chain([',']) {
+        match c {
+            '[' => depth += 1,
+            ']' => {
+                depth = depth.saturating_sub(1);
+                names = names.saturating_mul(ranges.split(',').map(count_range).fold(0, usize::saturating_add));
+                ranges.clear();
+            }
+            ',' if depth == 0 => {
+                all = all.saturating_add(names);
+                names = 1;
+            }
+            c if depth > 0 => ranges.push(c),
+            _ => {}
+        }
+    }
+    all.max(1)
+}
+
+fn count_range(range: &str) -> usize {
+    let ends = range.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    ends.map_or(1, |(first, last): (usize, usize)| last.saturating_sub(first).saturating_add(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +150,15 @@ mod tests {
         };
         assert_eq!(of("/a/x").similarity(&of("/a/y")), 0.0);
         assert_eq!(of("/a/7"), of("/a/8"));
+    }
+
+    #[test]
+    fn the_nodes_of_a_job_are_counted() {
+        for (list, count) in [("n1", 1), ("n[1-3,07],login", 5), ("r[1-2]n[1-4]", 8), ("a,b,c", 3), ("n[", 1), ("", 1)]
+        {
+            assert_eq!(count_hosts(list), count, "{list}");
+        }
+        let node = JobNode::of(|name| (name == "SLURM_JOB_NODELIST").then(|| "n[0-1]".into()), "n1.site.org");
+        assert_eq!(node, JobNode { name: "n1".into(), nodes: 2 });
     }
 }

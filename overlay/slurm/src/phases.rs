@@ -8,24 +8,35 @@ use std::time::{Duration, Instant};
 
 use forebay_api::allocations::{Allocation, AllocationPhase, AllocationRequest, AllocationVerb};
 use forebay_api::jobs::Members;
+use forebay_api::operator::TypedPath;
 use forebay_api::{Failure, FailureKind};
 
 use crate::SlurmJob;
+use crate::directives::ProfileUse;
 
 /// How long one request waits.
 const WAIT: Duration = Duration::from_secs(1);
+
+/// What a job asks of one mount.
+#[derive(Debug, Clone, Default)]
+pub struct MountShare {
+    pub stage_in: Vec<TypedPath>,
+    pub stage_out: Vec<TypedPath>,
+    pub profile: ProfileUse,
+    pub lease_secs: Option<u64>,
+}
 
 /// Stages what the job will read, until it is resident or the time is up, and starts the job. Returns what was not done
 /// as requested.
 ///
 /// # Errors
 /// The node is broken.
-pub fn prolog<S>(job: &SlurmJob, until: Instant, send: S) -> Result<Vec<String>, Failure>
+pub fn prolog<S>(job: &SlurmJob, share: &MountShare, until: Instant, send: S) -> Result<Vec<String>, Failure>
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     let mut notes = Vec::new();
-    note(send(AllocationVerb::Begin(request(job))), &mut notes)?;
+    note(send(AllocationVerb::Begin(request(job, share))), &mut notes)?;
     note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes)?;
     match wait(until, &send, &mut notes)? {
         Some(Allocation { is_staging: true, .. }) => {
@@ -54,7 +65,7 @@ where
     if known.is_some_and(|known| over.contains(&known.phase) && known.requeues < job.requeues) {
         // slurmd runs no prolog for a job that returns to the node at once. The epilog of the attempt before also knows
         // of the requeue, but its allocation is not over.
-        note(send(AllocationVerb::Begin(request(job))), &mut notes)?;
+        note(send(AllocationVerb::Begin(request(job, &MountShare::default()))), &mut notes)?;
     }
     // Ends the job as well: in one request, so that a slow end does not keep the write-back from beginning.
     note(send(AllocationVerb::StageOut { wait_ms: 0 }), &mut notes)?;
@@ -68,12 +79,28 @@ where
     Ok(notes)
 }
 
-fn request(job: &SlurmJob) -> AllocationRequest {
+/// Ends the job without its write-back: its scratch directory, which holds results, stays. What it wrote to the mount is
+/// flushed by policy. Returns what was not done as requested.
+///
+/// # Errors
+/// The node is broken.
+pub fn end<S>(send: S) -> Result<Vec<String>, Failure>
+where
+    S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
+{
+    let mut notes = Vec::new();
+    note(send(AllocationVerb::End), &mut notes)?;
+    Ok(notes)
+}
+
+fn request(job: &SlurmJob, share: &MountShare) -> AllocationRequest {
     AllocationRequest {
         uid: Some(job.uid),
-        invocation: Some(job.invocation()),
+        stage_in: share.stage_in.clone(),
+        stage_out: share.stage_out.clone(),
+        invocation: (share.profile == ProfileUse::Auto).then(|| job.invocation()),
+        lease_secs: share.lease_secs,
         requeues: job.requeues,
-        ..AllocationRequest::default()
     }
 }
 
@@ -156,7 +183,7 @@ mod tests {
         answer: impl Fn(&str) -> Result<Option<Allocation>, Failure>,
     ) -> (Vec<&'static str>, Result<Vec<String>, Failure>) {
         let verbs = RefCell::new(Vec::new());
-        let outcome = prolog(&job(), Instant::now(), |verb| {
+        let outcome = prolog(&job(), &MountShare::default(), Instant::now(), |verb| {
             verbs.borrow_mut().push(name(&verb));
             answer(name(&verb))
         });
@@ -191,7 +218,7 @@ mod tests {
     fn an_allocation_is_begun_for_the_jobs_user_and_attempt() {
         let job = SlurmJob { requeues: 3, ..job() };
         let begun = RefCell::new(None);
-        prolog(&job, Instant::now(), |verb| {
+        prolog(&job, &MountShare::default(), Instant::now(), |verb| {
             if let AllocationVerb::Begin(request) = verb {
                 begun.replace(Some(request));
             }

@@ -36,6 +36,17 @@ impl Site {
         self.0.get(name).map_or(&[], Vec::as_slice)
     }
 
+    /// Returns whether jobs can use `#DW` directives.
+    pub fn has_directives(&self) -> bool {
+        self.values("BurstBufferType").join(",").contains("burst_buffer/lua")
+    }
+
+    /// Returns the path of a file in the directory of `slurm.conf`.
+    fn beside_configuration(&self, file: &str) -> String {
+        let conf = self.values("SLURM_CONF").first().map_or("/etc/slurm/slurm.conf", String::as_str);
+        format!("{}/{file}", conf.rsplit_once('/').map_or("/etc/slurm", |(dir, _)| dir))
+    }
+
     fn seconds(&self, name: &str) -> Option<u64> {
         self.values(name).first()?.split_whitespace().next()?.parse().ok()
     }
@@ -65,6 +76,18 @@ impl Site {
                 "PrologFlags=Alloc",
             );
         }
+        // A site without directives has none of this.
+        for (file, call) in [("burst_buffer.lua", "\"slurm\", \"bb\""), ("burst_buffer.conf", "Directive=DW")] {
+            if self.has_directives() && !text(&self.beside_configuration(file)).is_some_and(|text| text.contains(call))
+            {
+                finding(
+                    format!(
+                        "BurstBufferType=burst_buffer/lua is set, and {file} beside slurm.conf is not that of Forebay"
+                    ),
+                    &format!("copy {file} there from the directory with the scripts"),
+                );
+            }
+        }
         // 65534 stands for no limit.
         for setting in ["PrologEpilogTimeout", "BatchStartTimeout"] {
             if let Some(seconds) = self.seconds(setting).filter(|seconds| (1..HOOK_SECS).contains(seconds)) {
@@ -77,6 +100,9 @@ impl Site {
         findings
     }
 }
+
+/// The lines of `slurm.conf` for `#DW` directives, which a site may leave out.
+pub const DIRECTIVE_LINES: &str = "BurstBufferType=burst_buffer/lua\nRequeueExitHold=79\n";
 
 /// Returns the lines of `slurm.conf` for scripts in a directory.
 pub fn lines(scripts: &str) -> String {
@@ -112,6 +138,19 @@ mod tests {
         {
             assert!(found.contains(word), "{found}");
         }
+    }
+
+    #[test]
+    fn the_plugin_is_checked_where_it_is_used() {
+        let shown = format!("{}{DIRECTIVE_LINES}SLURM_CONF=/c/slurm.conf\n", lines("/s")).replace('=', " = ");
+        let call = |script: &str| match script {
+            "/c/burst_buffer.lua" => Some("{ \"slurm\", \"bb\", call }".to_owned()),
+            "/c/burst_buffer.conf" => Some("Directive=DW".to_owned()),
+            _ => script.strip_prefix("/s/").map(|name| format!("exec forebay slurm {name}")),
+        };
+        assert_eq!(whats(&shown, call), Vec::<String>::new());
+        assert_eq!(whats(&shown, |script| call(script).filter(|_| script.starts_with("/s/"))).len(), 2);
+        assert!(!Site::parse(&lines("/s")).has_directives());
     }
 
     #[test]

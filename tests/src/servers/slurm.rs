@@ -28,6 +28,16 @@ impl Slurm {
     /// Starts all daemons. Prolog, Epilog and TaskProlog are those of `packaging/slurm`, for the program under test and
     /// one mount. `within` limits the time of the first two.
     pub fn start(place: &Place, within: &str) -> Self {
+        Self::start_with(place, within, false)
+    }
+
+    /// Like [`Self::start`], with `burst_buffer.lua` of `packaging/slurm`.
+    pub fn with_burst_buffer(place: &Place, within: &str) -> Self {
+        process::need(&["lua5.4"]);
+        Self::start_with(place, within, true)
+    }
+
+    fn start_with(place: &Place, within: &str, has_burst_buffer: bool) -> Self {
         let (dir, mount) = (&place.at("slurm"), &place.mnt());
         process::need(&["munged", "slurmctld", "slurmd", "sbatch"]);
         let make = |name: &str, mode: u32| {
@@ -59,7 +69,12 @@ impl Slurm {
         let log = dir.join("log/started");
         let munged = spawn(munged, &log);
         wait_until("munged", &log, || dir.join("munge/socket").exists());
-        fs::write(dir.join("slurm.conf"), configuration(dir)).unwrap();
+        let mut text = configuration(dir);
+        if has_burst_buffer {
+            write_burst_buffer(dir, &program);
+            text.push_str("BurstBufferType=burst_buffer/lua\n");
+        }
+        fs::write(dir.join("slurm.conf"), text).unwrap();
         let mut slurm = Self { munged, controller: None, node: spawn(slurmd(dir), &log), dir: dir.to_owned() };
         slurm.start_controller();
         slurm.wait_until_idle();
@@ -108,13 +123,18 @@ impl Slurm {
     /// Submits a job that runs a script of the shell. Returns its number.
     #[track_caller]
     pub fn submit(&self, options: &[&str], script: &str) -> String {
+        self.try_submit(options, script).ok().out.trim().to_owned()
+    }
+
+    /// Returns what sbatch says.
+    pub fn try_submit(&self, options: &[&str], script: &str) -> Answer {
         let file = self.dir.join("script");
         fs::write(&file, format!("#!/bin/bash\n{script}\n")).unwrap();
         let output = format!("--output={}/log/job-%j", self.dir.display());
         let mut arguments = vec!["--parsable", output.as_str()];
         arguments.extend(options);
         arguments.push(file.to_str().unwrap());
-        self.call("sbatch", &arguments).ok().out.trim().to_owned()
+        self.call("sbatch", &arguments)
     }
 
     /// Returns what the processes of a job have printed.
@@ -166,6 +186,18 @@ impl Slurm {
         let logs =
             ["slurmctld", "slurmd", "hooks", "job-1", "job-2", "job-3"].map(|name| self.dir.join("log").join(name));
         logs.map(|log| fs::read_to_string(log).unwrap_or_default()).join("\n")
+    }
+
+    /// Returns a field of a job, such as `SystemComment`, with all its words.
+    pub fn line(&self, job: &str, field: &str) -> String {
+        let shown = self.call("scontrol", &["show", "job", job]).out;
+        let value = shown.lines().find_map(|line| line.trim().strip_prefix(field)?.strip_prefix('='));
+        value.unwrap_or_default().to_owned()
+    }
+
+    /// Returns the directory that the controller and the nodes see.
+    pub fn exchange(&self) -> PathBuf {
+        self.dir.join("exchange")
     }
 
     /// Returns what prologs and epilogs have said.
@@ -226,15 +258,38 @@ fn write_hook(dir: &Path, hook: &str, program: &Path, mount: &Path, within: &str
     replace("PATH=/usr/local/bin", format!("PATH={}", program.parent().unwrap().display()));
     let mount = mount.display();
     match hook {
-        "task-prolog" => replace("slurm task-prolog", format!("slurm task-prolog --mount {mount}")),
+        "task-prolog" => replace(
+            "slurm task-prolog",
+            format!(
+                "slurm task-prolog --mount {mount} --exchange {} --records {}",
+                dir.join("exchange").display(),
+                dir.join("records").display()
+            ),
+        ),
         _ => {
-            let log = dir.join("log/hooks");
-            replace("--within 20s", format!("--within {within} --mount {mount} >>{} 2>&1", log.display()));
+            let (log, records) = (dir.join("log/hooks"), dir.join("records"));
+            let own = format!("--exchange {} --records {}", dir.join("exchange").display(), records.display());
+            replace("--within 20s", format!("--within {within} --mount {mount} {own} >>{} 2>&1", log.display()));
         }
     }
     let path = dir.join(hook);
     fs::write(&path, text).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Writes the plugin of `packaging/slurm`, changed to run the program under test.
+fn write_burst_buffer(dir: &Path, program: &Path) {
+    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm");
+    let mut text = fs::read_to_string(packaged.join("burst_buffer.lua")).unwrap();
+    for (setting, value) in [
+        ("forebay = \"/usr/local/bin/forebay\"", format!("forebay = \"{}\"", program.display())),
+        ("exchange = \"/var/spool/forebay/slurm\"", format!("exchange = \"{}\"", dir.join("exchange").display())),
+    ] {
+        assert!(text.contains(setting), "burst_buffer.lua has no `{setting}`");
+        text = text.replace(setting, &value);
+    }
+    fs::write(dir.join("burst_buffer.lua"), text).unwrap();
+    fs::copy(packaged.join("burst_buffer.conf"), dir.join("burst_buffer.conf")).unwrap();
 }
 
 fn configuration(dir: &Path) -> String {

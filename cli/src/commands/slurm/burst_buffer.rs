@@ -1,0 +1,185 @@
+//! `forebay slurm bb`: what `burst_buffer.lua` runs in the controller.
+//!
+//! What a call prints is for Slurm: `check`, `data-in` and `pre-run` print the reason why a job cannot run, on standard
+//! output.
+
+use std::fmt::Write;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_daemon::{Failure, FailureKind};
+use forebay_slurm::directives::{self, SCRIPT_BYTES_MAX, StagingRequest};
+use forebay_slurm::exchange::{Exchange, ExchangedRequest, MissingResults, NodeProgress, NodeReport};
+use forebay_system::mounts;
+
+use crate::args::{BurstBufferCommand, ExchangedJobArgs};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::values::shown;
+
+/// How often the reports of nodes are looked for.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The name of the pool, which `pool=` of a directive gives.
+const POOL: &str = "forebay";
+
+pub fn run(command: &BurstBufferCommand, output: &Output) -> Result<Exit, Failure> {
+    match command {
+        BurstBufferCommand::Check { script } => Ok(match request(script)? {
+            Ok(_) => Exit::Done,
+            Err(reason) => refused(&reason, output),
+        }),
+        BurstBufferCommand::DataIn { job, script } => data_in(job, script, output),
+        BurstBufferCommand::PreRun { job } => pre_run(job, output),
+        BurstBufferCommand::DataOut { job, wait } => data_out(job, *wait, output),
+        BurstBufferCommand::Teardown { job } => {
+            if let Some(exchange) = Exchange::open(&job.exchange.exchange)? {
+                exchange.remove(&job.job)?;
+            }
+            Ok(Exit::Done)
+        }
+        BurstBufferCommand::Pools { capacity } => {
+            let pool = serde_json::json!({ "id": POOL, "quantity": capacity.as_u64(), "granularity": 1 });
+            output.line(serde_json::json!({ "pools": [pool] }).to_string());
+            Ok(Exit::Done)
+        }
+        BurstBufferCommand::Status { exchange, forget } => status(&exchange.exchange, forget.as_deref(), output),
+    }
+}
+
+fn refused(reason: &str, output: &Output) -> Exit {
+    output.line(format!("forebay: {reason}"));
+    Exit::Incomplete
+}
+
+/// Returns what a script asks for, or the reason why that is not possible.
+fn request(script: &Path) -> Result<Result<Option<StagingRequest>, String>, Failure> {
+    let mut text = Vec::new();
+    let file = std::fs::File::open(script).map_err(|e| Failure::given(script.display(), &e))?;
+    file.take(SCRIPT_BYTES_MAX).read_to_end(&mut text).map_err(|e| Failure::given(script.display(), &e))?;
+    Ok(directives::parse(&String::from_utf8_lossy(&text)).map_err(|error| error.to_string()))
+}
+
+fn data_in(job: &ExchangedJobArgs, script: &Path, output: &Output) -> Result<Exit, Failure> {
+    let staging = match request(script)? {
+        Ok(staging) => staging.unwrap_or_default(),
+        Err(reason) => return Ok(refused(&reason, output)),
+    };
+    if let Some(path) = staging.stage_in.iter().chain(staging.copy_in.iter().map(|copy| &copy.path)).find(is_missing) {
+        return Ok(refused(&format!("{} does not exist", shown(path)), output));
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let attempt = format!("{:x}-{:x}", now.as_micros(), std::process::id());
+    Exchange::create(&job.exchange.exchange)?.put_request(&job.job, &ExchangedRequest { attempt, staging })?;
+    Ok(Exit::Done)
+}
+
+/// Returns whether a path is surely missing: it lies in a mount of this machine, and has no wildcard.
+fn is_missing(path: &&String) -> bool {
+    let ours = mounts::list()
+        .unwrap_or_default()
+        .into_iter()
+        .any(|mount| Path::new(path).starts_with(&mount.mountpoint) && mounts::is_ours(&mount.mountpoint));
+    let is_plain = !path.contains(['*', '?', '[']);
+    let found = || std::fs::symlink_metadata(path);
+    ours && is_plain && found().is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// Returns what all nodes of a job have reported, as soon as it is enough, or when the time is up.
+fn wait_for_reports(
+    exchange: &Exchange,
+    job: &str,
+    attempt: &str,
+    wait: Duration,
+    is_enough: impl Fn(&NodeReport) -> bool,
+) -> Result<(Vec<NodeReport>, bool), Failure> {
+    let until = Instant::now() + wait;
+    loop {
+        let reports = exchange.reports(job, attempt)?;
+        let nodes = reports.iter().map(|report| report.nodes).max().unwrap_or(1);
+        let is_whole = reports.iter().filter(|report| is_enough(report)).count() >= nodes;
+        let has_failed = reports.iter().any(|report| report.progress == NodeProgress::StageInFailed);
+        if is_whole || has_failed || Instant::now() >= until {
+            return Ok((reports, is_whole));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn reasons(reports: &[NodeReport], progress: NodeProgress) -> Vec<String> {
+    let all = reports.iter().filter(|report| report.progress == progress);
+    all.flat_map(|report| report.reasons.iter().map(move |why| format!("{}: {why}", report.node))).collect()
+}
+
+/// Slurm runs the prologs of a job when this has ended, so it cannot wait for them.
+fn pre_run(job: &ExchangedJobArgs, output: &Output) -> Result<Exit, Failure> {
+    let exchange = Exchange::open(&job.exchange.exchange)?;
+    Ok(match exchange.map(|exchange| exchange.request(&job.job)).transpose()?.flatten() {
+        Some(_) => Exit::Done,
+        None => refused("the exchange directory has no request of the job", output),
+    })
+}
+
+/// Returns `Incomplete` if the job did not run, because its stage-in failed, or if results are not in the pool. These are
+/// kept.
+fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<Exit, Failure> {
+    let Some(exchange) = Exchange::open(&job.exchange.exchange)? else { return Ok(Exit::Done) };
+    let Some(request) = exchange.request(&job.job)? else { return Ok(Exit::Done) };
+    let (reports, is_whole) =
+        wait_for_reports(&exchange, &job.job, &request.attempt, wait, |report| report.progress.is_over())?;
+    let failed = reports.iter().any(|report| report.progress == NodeProgress::StageInFailed);
+    if failed {
+        let reasons = reasons(&reports, NodeProgress::StageInFailed);
+        return Ok(refused(
+            &format!("stage-in failed, and the job did not run: {}", shown(&reasons.join("; "))),
+            output,
+        ));
+    }
+    let mut reasons = reasons(&reports, NodeProgress::ResultsMissing);
+    if !is_whole {
+        let over = reports.iter().filter(|report| report.progress.is_over()).count();
+        reasons.push(format!("{over} epilogs have reported their write-back within {} s", wait.as_secs()));
+    }
+    if reasons.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let exit = refused(&format!("not in the pool: {}", shown(&reasons.join("; "))), output);
+    exchange.keep(&MissingResults { job: job.job.clone(), reasons })?;
+    Ok(exit)
+}
+
+fn status(dir: &Path, forget: Option<&str>, output: &Output) -> Result<Exit, Failure> {
+    let Some(exchange) = Exchange::open(dir)? else {
+        return Err(Failure::new(FailureKind::Missing, format!("{} does not exist", dir.display()))
+            .remedy("no job with directives has run; --exchange names another directory"));
+    };
+    if let Some(job) = forget {
+        exchange.forget(job)?;
+        return Ok(Exit::Done);
+    }
+    let mut text = String::new();
+    for job in exchange.jobs()? {
+        let Some(request) = exchange.request(&job)? else { continue };
+        let reports = exchange.reports(&job, &request.attempt)?;
+        if output.json {
+            output.json(&serde_json::json!({ "job": job, "request": request.staging, "nodes": reports }));
+            continue;
+        }
+        let _ = writeln!(text, "job {job}: {}", if reports.is_empty() { "no node has reported" } else { "" }.trim());
+        for report in reports {
+            let progress = serde_json::to_value(report.progress).unwrap_or_default();
+            let why = report.reasons.join("; ");
+            let _ = writeln!(text, "  {}: {} {}", report.node, progress.as_str().unwrap_or_default(), shown(&why));
+        }
+    }
+    for missing in exchange.missing()? {
+        match output.json {
+            true => output.json(&missing),
+            false => _ = writeln!(text, "job {}: not in the pool: {}", missing.job, shown(&missing.reasons.join("; "))),
+        }
+    }
+    if !output.json {
+        output.line(if text.is_empty() { "no job has directives" } else { text.trim_end() });
+    }
+    Ok(Exit::Done)
+}

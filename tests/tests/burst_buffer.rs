@@ -1,0 +1,289 @@
+//! Jobs with `#DW` directives on a real Slurm, with `burst_buffer.lua` of `packaging/slurm`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use forebay_tests::mount::{Mount, Options, content};
+use forebay_tests::process::{forebay, run};
+use forebay_tests::servers::slurm::Slurm;
+use serde_json::Value;
+
+const CALL: Duration = Duration::from_secs(60);
+const FILES: u64 = 8;
+const FILE_BYTES: usize = 100_000;
+/// Slurm refuses burst buffers to root.
+const USER: &[&str] = &["--uid=65534"];
+const JOBDW: &str = "#DW jobdw pool=forebay type=scratch capacity=64MiB access_mode=striped";
+
+/// A mount in which nothing is flushed that no request asks for, and which all users see.
+fn mount() -> Mount {
+    let policy = "[default]\nflush = \"manual\"\n[prefetch]\nonline = false\n";
+    let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..Options::policy(policy) });
+    // Other users pass through to their scratch directories.
+    for above in mount.place.fast().ancestors().filter(|above| above.starts_with(std::env::temp_dir())).skip(1) {
+        let mode = fs::metadata(above).unwrap().permissions().mode();
+        fs::set_permissions(above, fs::Permissions::from_mode(mode | 0o001)).unwrap();
+    }
+    fs::create_dir(mount.pool("in")).unwrap();
+    (0..FILES).for_each(|at| fs::write(mount.pool(format!("in/{at}")), content(at, FILE_BYTES)).unwrap());
+    std::os::unix::fs::chown(mount.path(""), Some(65534), None).unwrap();
+    mount
+}
+
+fn slurm(mount: &Mount) -> Slurm {
+    Slurm::with_burst_buffer(&mount.place, "20s")
+}
+
+/// Returns a script with these directives.
+fn script(mount: &Mount, directives: &[&str], commands: &str) -> String {
+    let at = mount.place.mnt().display().to_string();
+    format!("{}\n{commands}", directives.join("\n")).replace("MOUNT", &at)
+}
+
+fn shown(mount: &Mount, job: &str) -> Value {
+    let id = format!("slurm-{job}");
+    let answer = mount.forebay(["--json", "job", "show", &id, "--mount"], &[&mount.place.mnt()]).ok();
+    serde_json::from_str(&answer.out).unwrap()
+}
+
+fn undrained(slurm: &Slurm) {
+    let (state, reason) = slurm.node();
+    assert!(!state.contains("DRAIN"), "{state}: {reason}\n{}", slurm.hooks());
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Waits until the controller has torn down what a job had, and nothing is left of it.
+fn nothing_left(slurm: &Slurm) {
+    slurm.wait("the exchange directory is empty", || names(&slurm.exchange()).is_empty());
+    let records = slurm.exchange().with_file_name("records");
+    assert_eq!(names(&records), Vec::<String>::new());
+}
+
+fn scratch_dirs(mount: &Mount) -> String {
+    run(Command::new(forebay()).args(["scratch", "list", "--mount"]).arg(mount.place.mnt()), CALL).ok().out
+}
+
+#[test]
+fn a_job_is_staged_in_and_its_results_are_in_the_pool() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let pool = slurm.call("scontrol", &["show", "burstbuffer"]).ok().out;
+    assert!(pool.contains("forebay"), "{pool}");
+    let directives = [
+        JOBDW,
+        "#DW stage_in type=directory source=MOUNT/in destination=$DW_JOB_STRIPED/in",
+        "#DW stage_out type=directory source=$DW_JOB_STRIPED/out destination=MOUNT/out",
+        "#DW fb stage_in=MOUNT/in profile=none",
+    ];
+    let commands = "set -e; cd $DW_JOB_STRIPED; [ $PWD = $FOREBAY_JOB_DIR ]; mkdir out; cat in/* | sha256sum >out/sum
+        cat in/* >out/all; cat $FOREBAY_MOUNT/in/0 >/dev/null";
+    let job = slurm.submit(USER, &script(&mount, &directives, commands));
+    slurm.completed(&job);
+    let all: Vec<u8> = (0..FILES).flat_map(|at| content(at, FILE_BYTES)).collect();
+    assert_eq!(fs::read(mount.pool("out/all")).unwrap(), all, "{}", slurm.log());
+    assert_eq!(fs::read_to_string(mount.pool("out/sum")).unwrap().len(), 68);
+    let report = shown(&mount, &job);
+    assert_eq!(report["allocation"]["staged"]["files"], FILES, "{report}");
+    assert_eq!(report["allocation"]["phase"], "done", "{report}");
+    nothing_left(&slurm);
+    assert_eq!(scratch_dirs(&mount), "");
+    undrained(&slurm);
+}
+
+#[test]
+fn a_directive_that_makes_no_sense_is_refused_at_the_submission() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let directives = ["#DW jodbw type=scratch"];
+    let refused = slurm.try_submit(USER, &script(&mount, &directives, "true"));
+    assert_ne!(refused.code, Some(0));
+    assert!(refused.err.contains("line 2") && refused.err.contains("did you mean `jobdw`?"), "{refused}");
+    let refused = slurm.try_submit(USER, &script(&mount, &["#DW fb profile=mine"], "true"));
+    assert!(refused.err.contains("not there yet"), "{refused}");
+    nothing_left(&slurm);
+    let check = run(slurm.command(forebay()).args(["slurm", "check"]), CALL);
+    assert!(!check.out.contains("burst_buffer") && !check.out.contains("BurstBufferType"), "{check}");
+    fs::remove_file(mount.place.at("slurm/burst_buffer.conf")).unwrap();
+    run(slurm.command(forebay()).args(["slurm", "check"]), CALL).refused(1, &["burst_buffer.conf beside slurm.conf"]);
+}
+
+#[test]
+fn a_job_whose_input_is_missing_waits_and_names_it() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb stage_in=MOUNT/none"], "true"));
+    slurm
+        .wait("the job is held with its reason", || slurm.line(&job, "SystemComment").contains("/none does not exist"));
+    slurm.wait_for(&job, "PENDING");
+    slurm.call("scancel", &[&job]).ok();
+    slurm.wait_for(&job, "CANCELLED");
+    nothing_left(&slurm);
+    undrained(&slurm);
+}
+
+#[test]
+fn a_job_whose_stage_in_fails_does_not_run_and_is_held() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let config = mount.place.at("slurm/slurm.conf");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{text}RequeueExitHold=79\n")).unwrap();
+    slurm.call("scontrol", &["reconfigure"]).ok();
+    // A file is asked for, and it is a directory.
+    let directives = [JOBDW, "#DW stage_in type=file source=MOUNT/in destination=$DW_JOB_STRIPED/a"];
+    let job = slurm.submit(USER, &script(&mount, &directives, "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    slurm.wait_until_idle();
+    assert!(slurm.output(&job).contains("it is no file"), "{}\n{}", slurm.output(&job), slurm.log());
+    assert!(!mount.path("ran").exists(), "{}", slurm.log());
+    let reason = slurm.line(&job, "SystemComment");
+    assert!(reason.contains("stage-in failed, and the job did not run"), "{reason}\n{}", slurm.log());
+    undrained(&slurm);
+    slurm.call("scancel", &[&job]).ok();
+    // The controller does not know what a glob stands for.
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb stage_in=MOUNT/none/*.x"], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    assert!(slurm.output(&job).contains("none"), "{}", slurm.output(&job));
+    assert!(!mount.path("ran").exists(), "{}", slurm.log());
+    // A scratch directory that does not fit.
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb scratch=900TiB"], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    assert!(!mount.path("ran").exists(), "{}", slurm.log());
+    slurm.call("scancel", &["--user=nobody"]).ok();
+    slurm.wait_until_idle();
+    undrained(&slurm);
+    nothing_left(&slurm);
+    assert_eq!(scratch_dirs(&mount), "");
+}
+
+#[test]
+fn results_that_cannot_be_committed_stay_and_are_named() {
+    let mount = mount();
+    fs::write(mount.path("taken"), "before").unwrap();
+    let slurm = slurm(&mount);
+    let directives = [
+        "#DW fb scratch=64MiB profile=none",
+        "#DW copy_out source=$DW_JOB_STRIPED/out destination=MOUNT/taken",
+        "#DW copy_out source=$DW_JOB_STRIPED/good destination=MOUNT/good",
+    ];
+    // A directory replaces no file.
+    let job =
+        slurm.submit(USER, &script(&mount, &directives, "cd $DW_JOB_STRIPED; mkdir out; echo x >out/x; echo y >good"));
+    slurm.completed(&job);
+    let status = || slurm.call("scontrol", &["show", "bbstat"]).ok().out;
+    slurm.wait("it is named", || status().contains("/taken"));
+    assert!(!status().contains("/good"), "{}", status());
+    assert!(slurm.line(&job, "SystemComment").contains("/taken"), "{}", slurm.line(&job, "SystemComment"));
+    slurm.wait("the job is torn down", || names(&slurm.exchange()) == [format!("missing.{job}.json")]);
+    slurm.completed(&job);
+    undrained(&slurm);
+    // Nothing is lost.
+    let dir = scratch_dirs(&mount).split(": ").next().unwrap().to_owned();
+    assert_eq!(fs::read_to_string(Path::new(&dir).join("out/x")).unwrap(), "x\n");
+    assert_eq!(fs::read_to_string(mount.path("good")).unwrap(), "y\n");
+    mount.forebay(["scratch", "commit"], &[&Path::new(&dir).join("out"), &mount.path("out")]).ok();
+    mount
+        .forebay(["job", "stage-out", &format!("slurm-{job}"), "--wait", "20s", "--mount"], &[&mount.place.mnt()])
+        .ok();
+    assert_eq!(fs::read_to_string(mount.pool("out/x")).unwrap(), "x\n");
+    assert_eq!(scratch_dirs(&mount), "");
+    let mut forget = slurm.command(forebay());
+    forget.args(["slurm", "bb", "status", "--forget", &job, "--exchange"]).arg(slurm.exchange());
+    run(&mut forget, CALL).ok();
+    nothing_left(&slurm);
+}
+
+#[test]
+fn a_job_that_is_cancelled_leaves_nothing() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let directives = [JOBDW, "#DW stage_out type=file source=$DW_JOB_STRIPED/part destination=MOUNT/part"];
+    let commands = "echo part >$DW_JOB_STRIPED/part; touch $FOREBAY_MOUNT/ran; sleep 600";
+    let running = slurm.submit(&["--uid=65534", "-n", "2"], &script(&mount, &directives, commands));
+    slurm.wait("the job runs", || mount.path("ran").exists());
+    let pending = slurm.submit(&["--uid=65534", "-n", "2"], &script(&mount, &directives, commands));
+    slurm.wait("the next one is staged in", || names(&slurm.exchange()).len() == 2);
+    slurm.call("scancel", &[&pending]).ok();
+    slurm.wait("only one is left", || names(&slurm.exchange()).len() == 1);
+    slurm.call("scancel", &[&running]).ok();
+    slurm.wait_for(&running, "CANCELLED");
+    slurm.wait_until_idle();
+    // What a job has written is its result, also if it is cancelled.
+    slurm.wait("its result is in the pool", || mount.pool("part").exists());
+    nothing_left(&slurm);
+    assert_eq!(scratch_dirs(&mount), "");
+    undrained(&slurm);
+}
+
+/// The epilog of the first attempt commits no half result.
+#[test]
+fn a_requeued_job_begins_anew() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let directives = [JOBDW, "#DW stage_out type=directory source=$DW_JOB_STRIPED/out destination=MOUNT/out"];
+    let commands = "cd $DW_JOB_STRIPED || exit 9; mkdir out; echo $SLURM_RESTART_COUNT >out/attempt
+        [ $SLURM_RESTART_COUNT ] && exit 0; touch $FOREBAY_MOUNT/first; sleep 600";
+    let job = slurm.submit(&["--uid=65534", "--requeue"], &script(&mount, &directives, commands));
+    slurm.wait("the job runs", || mount.path("first").exists());
+    slurm.call("scontrol", &["requeue", &job]).ok();
+    slurm.wait_until_idle();
+    assert!(!mount.path("out").exists());
+    slurm.completed(&job);
+    assert_eq!(fs::read_to_string(mount.pool("out/attempt")).unwrap(), "1\n", "{}", slurm.log());
+    nothing_left(&slurm);
+    undrained(&slurm);
+}
+
+#[test]
+fn a_controller_that_is_killed_finds_its_jobs_with_directives_again() {
+    let mount = mount();
+    let mut slurm = slurm(&mount);
+    let directives = [JOBDW, "#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=MOUNT/a-$SLURM"];
+    assert_ne!(slurm.try_submit(USER, &script(&mount, &directives, "true")).code, Some(0));
+    let directives = [JOBDW, "#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=MOUNT/a"];
+    let commands =
+        "date >$DW_JOB_STRIPED/a; touch $FOREBAY_MOUNT/ran; while [ -e $FOREBAY_MOUNT/ran ]; do sleep .1; done";
+    let running = slurm.submit(&["--uid=65534", "-n", "2"], &script(&mount, &directives, commands));
+    slurm.wait("the job runs", || mount.path("ran").exists());
+    let queued =
+        slurm.submit(&["--uid=65534", "-n", "2"], &script(&mount, &["#DW fb stage_in=MOUNT/in"], "ls $FOREBAY_MOUNT"));
+    slurm.wait("the next one is staged in", || names(&slurm.exchange()).len() == 2);
+    slurm.store(&running);
+    slurm.kill_controller();
+    fs::remove_file(mount.path("ran")).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    slurm.start_controller();
+    slurm.wait_for(&running, "COMPLETED");
+    assert!(mount.pool("a").exists(), "{}", slurm.hooks());
+    slurm.call("scancel", &[&queued]);
+    nothing_left(&slurm);
+    undrained(&slurm);
+}
+
+/// The scripts of `packaging/slurm`, without Slurm.
+#[test]
+fn the_shim_quotes_what_slurm_gives_it() {
+    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm");
+    let program = "slurm = { SUCCESS = 0, ERROR = -1, log_info = function() end }
+        local bb = dofile('burst_buffer.lua')
+        bb.settings.forebay = 'echo'
+        local status, text = bb.forebay('x', [[a'b; exit 3]], '$HOME `id`')
+        assert(status == 0 and text == [[slurm bb x a'b; exit 3 $HOME `id`]], text)
+        bb.settings.forebay = 'false'
+        assert(slurm_bb_job_process('x') == -1)
+        assert(slurm_bb_setup() == 0 and slurm_bb_paths() == 0)
+        local submit = dofile('job_submit.lua')
+        local script = '#!/bin/sh\\n#FB stage_in=/a\\n\\n#DW jobdw capacity=1G\\necho\\n#FB x'
+        local wanted = '#!/bin/sh\\n#DW fb stage_in=/a\\n\\n#DW jobdw pool=forebay capacity=1G\\necho\\n#FB x'
+        assert(submit.rewritten(script) == wanted, submit.rewritten(script))
+        assert(submit.rewritten(wanted) == wanted)
+        assert(slurm_job_submit({}) == 0)";
+    run(Command::new("lua5.4").arg("-e").arg(program).current_dir(packaged), CALL).ok();
+}
