@@ -52,8 +52,10 @@ end
 -- Runs when slurmctld starts, and twice a minute.
 function slurm_bb_pools()
     local status, text = forebay("pools", "--capacity", settings.capacity)
-    if status == 0 then
-        return slurm.SUCCESS, text
+    -- A warning may stand before it.
+    local pools = text:match("{.*}")
+    if status == 0 and pools then
+        return slurm.SUCCESS, pools
     end
     return result("pools", status, text)
 end
@@ -103,9 +105,13 @@ function slurm_bb_job_teardown(job_id)
     return result("teardown", forebay("teardown", "--exchange", settings.exchange, job_id))
 end
 
--- `scontrol show bbstat`.
-function slurm_bb_get_status()
-    local _, text = forebay("status", "--exchange", settings.exchange)
+-- `scontrol show bbstat`. Reasons name files of all users: only root is shown them.
+function slurm_bb_get_status(uid)
+    local words = { "--exchange", settings.exchange }
+    if tonumber(uid) ~= 0 then
+        words[#words + 1] = "--no-reasons"
+    end
+    local _, text = forebay("status", (table.unpack or unpack)(words))
     return slurm.SUCCESS, text .. "\n"
 end
 

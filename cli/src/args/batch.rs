@@ -180,6 +180,9 @@ pub enum BurstBufferCommand {
         /// Forget what this job left.
         #[arg(long, value_name = "JOB")]
         forget: Option<String>,
+        /// Leave out the reasons, which name files of users.
+        #[arg(long)]
+        no_reasons: bool,
     },
 }
 

@@ -140,6 +140,12 @@ fn directives(script: &str) -> Result<Vec<(usize, String)>, DirectiveError> {
     for (at, line) in script.lines().enumerate() {
         let line = line.trim_end_matches('\r');
         let text = line.strip_prefix(MARK).filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\\']));
+        let rest = line.strip_prefix(MARK).unwrap_or_default();
+        if text.is_none() && !is_over && DIRECTIVES.iter().any(|directive| rest.starts_with(directive)) {
+            // To Slurm, this is a directive, as any line that begins like one.
+            let what = format!("`{}`: a space is missing behind {MARK}", value::shown(line));
+            return Err(DirectiveError { line: at + 1, what });
+        }
         match text {
             Some(_) if is_over && !found.is_empty() => {
                 let what = format!("this {MARK} line is behind the first command, where Slurm ignores it: move it up");

@@ -43,7 +43,9 @@ pub fn run(command: &BurstBufferCommand, output: &Output) -> Result<Exit, Failur
             output.line(serde_json::json!({ "pools": [pool] }).to_string());
             Ok(Exit::Done)
         }
-        BurstBufferCommand::Status { exchange, forget } => status(&exchange.exchange, forget.as_deref(), output),
+        BurstBufferCommand::Status { exchange, forget, no_reasons } => {
+            status(&exchange.exchange, forget.as_deref(), *no_reasons, output)
+        }
     }
 }
 
@@ -125,6 +127,10 @@ fn pre_run(job: &ExchangedJobArgs, output: &Output) -> Result<Exit, Failure> {
 fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<Exit, Failure> {
     let Some(exchange) = Exchange::open(&job.exchange.exchange)? else { return Ok(Exit::Done) };
     let Some(request) = exchange.request(&job.job)? else { return Ok(Exit::Done) };
+    if exchange.reports(&job.job, &request.attempt)?.is_empty() {
+        // No prolog has ended, so the job has run nowhere.
+        return Ok(Exit::Done);
+    }
     let (reports, is_whole) =
         wait_for_reports(&exchange, &job.job, &request.attempt, wait, |report| report.progress.is_over())?;
     let failed = reports.iter().any(|report| report.progress == NodeProgress::StageInFailed);
@@ -148,7 +154,7 @@ fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<E
     Ok(exit)
 }
 
-fn status(dir: &Path, forget: Option<&str>, output: &Output) -> Result<Exit, Failure> {
+fn status(dir: &Path, forget: Option<&str>, no_reasons: bool, output: &Output) -> Result<Exit, Failure> {
     let Some(exchange) = Exchange::open(dir)? else {
         return Err(Failure::new(FailureKind::Missing, format!("{} does not exist", dir.display()))
             .remedy("no job with directives has run; --exchange names another directory"));
@@ -168,13 +174,14 @@ fn status(dir: &Path, forget: Option<&str>, output: &Output) -> Result<Exit, Fai
         let _ = writeln!(text, "job {job}: {}", if reports.is_empty() { "no node has reported" } else { "" }.trim());
         for report in reports {
             let progress = serde_json::to_value(report.progress).unwrap_or_default();
-            let why = report.reasons.join("; ");
+            let why = if no_reasons { String::new() } else { report.reasons.join("; ") };
             let _ = writeln!(text, "  {}: {} {}", report.node, progress.as_str().unwrap_or_default(), shown(&why));
         }
     }
     for missing in exchange.missing()? {
         match output.json {
             true => output.json(&missing),
+            false if no_reasons => _ = writeln!(text, "job {}: results are not in the pool", missing.job),
             false => _ = writeln!(text, "job {}: not in the pool: {}", missing.job, shown(&missing.reasons.join("; "))),
         }
     }

@@ -26,6 +26,12 @@ fn a_script_without_directives_asks_for_nothing() {
 }
 
 #[test]
+fn a_missing_space_is_named() {
+    refused("#DWfb stage_in=/a", &["line 2", "space"]);
+    refused("#DWstage_in source=/a destination=$DW_JOB_STRIPED/a", &["space"]);
+}
+
+#[test]
 fn datawarp_and_rabbit_have_one_meaning() {
     let datawarp = good(
         "#DW jobdw type=scratch capacity=10GiB access_mode=striped pool=forebay\n\
