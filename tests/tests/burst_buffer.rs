@@ -194,6 +194,15 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
         .ok();
     assert_eq!(fs::read_to_string(mount.pool("out/x")).unwrap(), "x\n");
     assert_eq!(scratch_dirs(&mount), "");
+    // A job that has written nothing holds no space.
+    let empty = slurm.submit(USER, &script(&mount, &directives, "exit 3"));
+    slurm.wait_for(&empty, "FAILED");
+    slurm.wait("it is named", || status().contains(&format!("job {empty}: not in the pool")));
+    slurm.wait_until_idle();
+    assert_eq!(scratch_dirs(&mount), "");
+    let mut forget = slurm.command(forebay());
+    forget.args(["slurm", "bb", "status", "--forget", &empty, "--exchange"]).arg(slurm.exchange());
+    run(&mut forget, CALL).ok();
     let mut forget = slurm.command(forebay());
     forget.args(["slurm", "bb", "status", "--forget", &job, "--exchange"]).arg(slurm.exchange());
     run(&mut forget, CALL).ok();

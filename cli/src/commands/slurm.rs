@@ -116,13 +116,11 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let outcome = at_mounts(&job, entries, begun, args.within, output, move |job, entry, until| {
         let send = |verb| send(entry, &job.allocation(), verb);
         let has_scratch = |staged: &&StagedJob| staged.record.scratch_mount.as_deref() == Some(entry.mountpoint());
-        let mut notes = asked.as_ref().filter(has_scratch).map_or_else(Vec::new, StagedJob::commit);
+        let here = asked.as_ref().filter(has_scratch);
+        let mut notes = here.map_or_else(Vec::new, StagedJob::commit);
         // The end of the write-back would discard the scratch directory, with the results that were not committed.
-        notes.extend(if notes.is_empty() {
-            forebay_slurm::epilog(job, until, send)?
-        } else {
-            forebay_slurm::end(send)?
-        });
+        let keeps_scratch = !notes.is_empty() && here.is_some_and(|staged| !staged.has_empty_scratch());
+        notes.extend(if keeps_scratch { forebay_slurm::end(send)? } else { forebay_slurm::epilog(job, until, send)? });
         Ok(notes)
     });
     if let Some(staged) = staged {

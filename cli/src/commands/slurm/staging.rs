@@ -136,6 +136,12 @@ impl StagedJob {
         Ok(())
     }
 
+    /// Returns whether the scratch directory has nothing that could be a result.
+    pub fn has_empty_scratch(&self) -> bool {
+        let entries = self.record.scratch.as_ref().map(std::fs::read_dir);
+        entries.is_some_and(|entries| entries.is_ok_and(|mut entries| entries.next().is_none()))
+    }
+
     /// Takes results of the scratch directory into the mount. Returns what could not be.
     pub fn commit(&self) -> Vec<String> {
         let Some(dir) = self.record.scratch.as_ref().filter(|_| self.record.is_staged) else { return Vec::new() };
