@@ -2637,7 +2637,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__bb__subcmd__status)
-            opts="-h --exchange --forget --json --help"
+            opts="-h --exchange --forget --no-reasons --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

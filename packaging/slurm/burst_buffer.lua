@@ -105,13 +105,10 @@ function slurm_bb_job_teardown(job_id)
     return result("teardown", forebay("teardown", "--exchange", settings.exchange, job_id))
 end
 
--- `scontrol show bbstat`. Reasons name files of all users: only root is shown them.
-function slurm_bb_get_status(uid)
-    local words = { "--exchange", settings.exchange }
-    if tonumber(uid) ~= 0 then
-        words[#words + 1] = "--no-reasons"
-    end
-    local _, text = forebay("status", (table.unpack or unpack)(words))
+-- `scontrol show bbstat`, which every user may run: reasons name files of other users. `forebay slurm bb status` shows
+-- them.
+function slurm_bb_get_status()
+    local _, text = forebay("status", "--no-reasons", "--exchange", settings.exchange)
     return slurm.SUCCESS, text .. "\n"
 end
 

@@ -177,9 +177,13 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
     let job =
         slurm.submit(USER, &script(&mount, &directives, "cd $DW_JOB_STRIPED; mkdir out; echo x >out/x; echo y >good"));
     slurm.completed(&job);
+    // Slurm shows the status to all users.
     let status = || slurm.call("scontrol", &["show", "bbstat"]).ok().out;
-    slurm.wait("it is named", || status().contains("/taken"));
-    assert!(!status().contains("/good"), "{}", status());
+    slurm.wait("it is told", || status().contains("results are not in the pool"));
+    assert!(!status().contains("/taken"), "{}", status());
+    let mut all = slurm.command(forebay());
+    let all = run(all.args(["slurm", "bb", "status", "--exchange"]).arg(slurm.exchange()), CALL).ok().out;
+    assert!(all.contains("/taken") && !all.contains("/good"), "{all}");
     assert!(slurm.line(&job, "SystemComment").contains("/taken"), "{}", slurm.line(&job, "SystemComment"));
     slurm.wait("the job is torn down", || names(&slurm.exchange()) == [format!("missing.{job}.json")]);
     slurm.completed(&job);
