@@ -201,7 +201,7 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
     // A job that has written nothing holds no space.
     let empty = slurm.submit(USER, &script(&mount, &directives, "exit 3"));
     slurm.wait_for(&empty, "FAILED");
-    slurm.wait("it is named", || status().contains(&format!("job {empty}: not in the pool")));
+    slurm.wait("it is named", || status().contains(&format!("job {empty}: results are not in the pool")));
     slurm.wait_until_idle();
     assert_eq!(scratch_dirs(&mount), "");
     let mut forget = slurm.command(forebay());

@@ -8,6 +8,9 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 
 use crate::ContentId;
 
+/// Extended attributes: name and value.
+type TreeXattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
+
 /// An entry of a tree.
 #[derive(Debug, Clone)]
 pub struct TreeEntry {
@@ -21,7 +24,7 @@ pub struct TreeEntry {
     pub atime: Time,
     pub mtime: Time,
     /// `user.*` attributes and ACLs.
-    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub xattrs: TreeXattrs,
     /// Device and inode.
     pub(super) identity: (u64, u64),
 }
@@ -109,7 +112,7 @@ pub(super) fn entry_of(dir: &OwnedFd, name: &[u8], parent: Option<usize>) -> io:
 }
 
 /// Returns the attributes that users set. None if the file system has none.
-fn xattrs_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Vec<(Box<[u8]>, Box<[u8]>)>> {
+fn xattrs_of(dir: &OwnedFd, name: &[u8]) -> io::Result<TreeXattrs> {
     use rustix::io::Errno;
     // No system call takes a directory and a name.
     let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
