@@ -7,6 +7,7 @@
 
 mod detached;
 mod limit;
+mod prune;
 mod tree;
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -118,14 +119,27 @@ impl ContentStore {
     }
 
     /// Removes all trees that were discarded. Blocks.
+    ///
+    /// # Errors
+    /// The first tree that cannot be removed. The others are removed all the same.
     pub fn remove_discarded(&self) -> Result<()> {
+        let mut removed = Ok(());
         for device in self.devices() {
-            let Ok(trees) = fs::read_dir(device.path.join(DISCARDED)) else { continue };
-            for tree in trees.flatten() {
-                remove_tree(&tree.path())?;
+            let dir = device.path.join(DISCARDED);
+            let Ok(base) = fs::File::open(&dir) else { continue };
+            let base = std::os::fd::OwnedFd::from(base);
+            for name in tree::names_of(&base).unwrap_or_default() {
+                let failed = |e: io::Error| {
+                    Err(Error::io(e, Side::Cache, format!("remove {} in {}", name.escape_ascii(), dir.display())))
+                };
+                match prune::prune(&base, &name, prune::Prune::Everything) {
+                    Ok(true) => {}
+                    Ok(false) => removed = removed.and(failed(io::ErrorKind::DirectoryNotEmpty.into())),
+                    Err(e) => removed = removed.and(failed(e)),
+                }
             }
         }
-        Ok(())
+        removed
     }
 }
 
@@ -133,21 +147,6 @@ fn make_dir(path: &Path, mode: u32) -> Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
             Err(Error::io(e, Side::Cache, format!("make {}", path.display())))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Removes a file, or a directory with everything in it. A missing one is no error.
-fn remove_tree(path: &Path) -> Result<()> {
-    let removed = match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(e) => Err(e),
-    };
-    match removed {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(e, Side::Cache, format!("remove {}", path.display())))
         }
         _ => Ok(()),
     }

@@ -44,7 +44,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let stop = inner.stop.clone();
     let (begun, has_begun) = oneshot::channel();
     // Runs before anything else: from now on, each change of content counts itself.
-    let start = Start { counted_bytes: inner.store.budget.used(), begun };
+    let start = Start { counted_bytes: inner.content_bytes(), begun };
     tokio::task::spawn_blocking(move || {
         if let Err(error) = again.look_around(start, &stop) {
             tracing::error!(%error, "the scan of the fast pool after the start");

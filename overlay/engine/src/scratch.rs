@@ -14,7 +14,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::ContentNumbers;
 use forebay_cache::scratch::{Seal, count};
 use forebay_system::clock::unix_now;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -27,6 +27,8 @@ const DIRS_MAX: usize = 10_000;
 /// How often a directory is counted: more often the nearer it is to its limit.
 const COUNT_MIN: Duration = Duration::from_millis(100);
 const COUNT_MAX: Duration = Duration::from_secs(1);
+/// How long a commit or a removal waits for the use before it.
+const TAKEN_MAX: Duration = Duration::from_secs(60);
 /// A count takes at most this share of the time.
 const COUNT_SHARE: u32 = 20;
 
@@ -48,14 +50,21 @@ struct KnownScratch {
     used_bytes: u64,
     is_full: bool,
     counted: Instant,
-    /// A commit or a removal runs.
-    is_taken: bool,
+    taken: Option<ScratchUse>,
+}
+
+/// Who has a scratch directory to itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ScratchUse {
+    Count,
+    /// A commit or a removal.
+    Change,
 }
 
 impl KnownScratch {
     fn new(record: ScratchRecord) -> Self {
         let charged_bytes = record.limit_bytes.unwrap_or(0);
-        Self { record, charged_bytes, used_bytes: 0, is_full: false, counted: Instant::now(), is_taken: false }
+        Self { record, charged_bytes, used_bytes: 0, is_full: false, counted: Instant::now(), taken: None }
     }
 }
 
@@ -65,7 +74,9 @@ pub(crate) struct ScratchDirs {
     known: Mutex<BTreeMap<String, KnownScratch>>,
     /// Names that commits of the last daemon made, and that the kernel may not know of.
     appeared: Mutex<Vec<(Ino, Vec<u8>)>>,
-    /// Notified when there is something to count.
+    /// Notified when a directory is free for the next use.
+    freed: Condvar,
+    /// Notified when there is something to count or to remove.
     bell: Notify,
 }
 
@@ -79,8 +90,9 @@ struct TakenScratch {
 impl Drop for TakenScratch {
     fn drop(&mut self) {
         if let Some(known) = self.inner.scratch.known.lock().get_mut(&self.id) {
-            known.is_taken = false;
+            known.taken = None;
         }
+        self.inner.scratch.freed.notify_all();
     }
 }
 
@@ -146,7 +158,7 @@ impl Overlay {
         if !inner.scratch.known.lock().contains_key(id) {
             return Ok(());
         }
-        let taken = inner.take_scratch(id)?;
+        let taken = inner.take_scratch(id, ScratchUse::Change)?;
         // Immutable files cannot be removed.
         inner.unseal(id, &taken.record)?;
         inner.store.discard_scratch(taken.record.device, id, inner.catalog.new_content()?.0)?;
@@ -154,8 +166,9 @@ impl Overlay {
         let charged_bytes = known.remove(id).map_or(0, |known| known.charged_bytes);
         inner.save_scratch(&known)?;
         drop(known);
-        inner.store.remove_discarded()?;
         inner.store.budget.account(charged_bytes, 0);
+        // The loop removes the files.
+        inner.scratch.bell.notify_one();
         Ok(())
     }
 
@@ -188,16 +201,21 @@ impl Inner {
         }))
     }
 
-    /// Gives a scratch directory to one operation.
-    fn take_scratch(self: &Arc<Self>, id: &str) -> Result<TakenScratch> {
+    /// Gives a scratch directory to one operation. A change waits for the one before it. Blocks.
+    fn take_scratch(self: &Arc<Self>, id: &str, by: ScratchUse) -> Result<TakenScratch> {
+        let until = Instant::now() + TAKEN_MAX;
         let mut all = self.scratch.known.lock();
-        let known = all.get_mut(id).ok_or_else(|| unknown(id))?;
-        if known.is_taken {
-            let what = format!("scratch directory {id} is being committed or removed: repeat it later");
-            return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+        loop {
+            let known = all.get_mut(id).ok_or_else(|| unknown(id))?;
+            if known.taken.is_none() {
+                known.taken = Some(by);
+                return Ok(TakenScratch { inner: self.clone(), id: id.to_owned(), record: known.record.clone() });
+            }
+            if by == ScratchUse::Count || self.scratch.freed.wait_until(&mut all, until).timed_out() {
+                let what = format!("scratch directory {id} is being counted, committed or removed: repeat it later");
+                return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+            }
         }
-        known.is_taken = true;
-        Ok(TakenScratch { inner: self.clone(), id: id.to_owned(), record: known.record.clone() })
     }
 
     fn save_scratch(&self, known: &BTreeMap<String, KnownScratch>) -> Result<()> {
@@ -234,7 +252,8 @@ impl Inner {
                 continue;
             }
             self.store.budget.account(0, record.limit_bytes.unwrap_or(0));
-            known.insert(id, KnownScratch::new(record));
+            // Perhaps the last daemon has made files immutable: the first count makes them writable again.
+            known.insert(id, KnownScratch { is_full: true, ..KnownScratch::new(record) });
         }
         self.store.discard_unknown_scratch(
             |device, id| known.get(id).is_some_and(|known| known.record.device == device),
@@ -247,13 +266,14 @@ impl Inner {
 
     /// Counts the directories again and again while there are any.
     pub(crate) async fn scratch_loop(self: Arc<Self>) {
-        let again = self.clone();
-        if let Err(error) = blocking(move || again.store.remove_discarded()).await {
-            tracing::error!(%error, "scratch directories that were discarded");
-        }
         loop {
+            let again = self.clone();
+            if let Err(error) = blocking(move || again.store.remove_discarded()).await {
+                tracing::error!(%error, "a scratch directory that was discarded");
+            }
             if self.scratch.known.lock().is_empty() {
                 self.scratch.bell.notified().await;
+                continue;
             }
             let (inner, begun) = (self.clone(), Instant::now());
             let next = blocking(move || Ok(inner.count_scratch())).await.unwrap_or(COUNT_MAX);
@@ -270,7 +290,7 @@ impl Inner {
         let mut next = COUNT_MAX;
         for id in ids {
             // One that is being committed is counted afterwards.
-            let Ok(taken) = self.take_scratch(&id) else { continue };
+            let Ok(taken) = self.take_scratch(&id, ScratchUse::Count) else { continue };
             let begun = Instant::now();
             match self.count_one(&id, &taken.record) {
                 Ok(wait) => next = next.min(wait.max(begun.elapsed() * COUNT_SHARE)),

@@ -13,22 +13,25 @@
 //!
 //! The user may still hold directories and files of the tree open, and change what it reaches through them. So entries
 //! are found from descriptors without following links, and a file is looked at again after it was moved to where its
-//! user has no access. A file that has names elsewhere, through which its user could go on to change it, is copied.
+//! user has no access. A file that has names elsewhere, through which its user could go on to change it, is refused.
+//! What appears in the tree meanwhile goes back to its user.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use rustix::fs::{FileType, RenameFlags};
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 
+use super::limit::set_immutable;
+use super::make_dir;
+use super::prune::{Prune, prune};
 use super::tree::{TreeEntry, TreeKind, entry_of, kind_of, names_of, open_below, open_dir, stat_of};
-use super::{make_dir, remove_tree};
 use crate::{ContentId, ContentStore};
 
 const COMMITS: &str = "commits";
@@ -55,6 +58,8 @@ struct ContentMove {
     mode: u32,
     uid: u32,
     gid: u32,
+    /// Device and inode.
+    identity: (u64, u64),
 }
 
 /// A path in a scratch directory.
@@ -99,7 +104,7 @@ impl ContentStore {
         if let Err(error) =
             rustix::fs::renameat(&source.parent, source.name.as_slice(), rustix::fs::CWD, tree.dir.join(TREE))
         {
-            remove_tree(&tree.dir)?;
+            tree.close()?;
             return Err(source.failed(error.into()));
         }
         if source.path.is_empty() {
@@ -251,8 +256,8 @@ impl DetachedTree {
             match entry.kind {
                 TreeKind::Directory => dirs[at] = Some(path),
                 TreeKind::File { content, .. } => {
-                    let TreeEntry { mode, uid, gid, .. } = *entry;
-                    moves.push((at, ContentMove { content, path, mode, uid, gid }));
+                    let TreeEntry { mode, uid, gid, identity, .. } = *entry;
+                    moves.push((at, ContentMove { content, path, mode, uid, gid, identity }));
                 }
                 _ => {}
             }
@@ -285,6 +290,11 @@ impl DetachedTree {
                     touched.extend(into.parent().map(Path::to_owned));
                     rename()
                 }
+                // A daemon that died while the directory was full has left it immutable.
+                Err(rustix::io::Errno::PERM) => {
+                    set_immutable(dir, name, false);
+                    rename()
+                }
                 // A file that a power cut left under the same number.
                 Err(rustix::io::Errno::EXIST) => {
                     store.remove(one.content)?;
@@ -295,42 +305,23 @@ impl DetachedTree {
             .map_err(|e| changed(&one.path, &e.into()))?;
             touched.insert(into);
             let most = names.get(at).copied().unwrap_or(1);
-            let occupied = self.secure(one, &target, entries[*at].identity, most)?;
+            let occupied = secure(one, &target, most)?;
             entries[*at].kind = TreeKind::File { content: one.content, occupied_bytes: occupied };
         }
         touched.iter().try_for_each(|dir| sync_dir(dir))
     }
 
-    /// Makes a moved file the daemon's own. Returns the bytes that it occupies.
-    fn secure(&self, of: &ContentMove, target: &Path, identity: (u64, u64), names: u64) -> Result<u64> {
-        let failed = |e: io::Error| Error::io(e, Side::Cache, target.display().to_string());
-        let looked = || fs::symlink_metadata(target).map_err(failed);
-        let meta = looked()?;
-        if (meta.dev(), meta.ino()) != identity || !meta.is_file() {
-            return Err(changed(&of.path, &io::Error::from(io::ErrorKind::ResourceBusy)));
+    /// Checks that the tree holds nothing but what was listed and has not moved.
+    ///
+    /// # Errors
+    /// `Busy` with the name of what appeared.
+    pub fn check_unchanged(&self, entries: &[TreeEntry]) -> Result<()> {
+        let known: HashSet<(u64, u64)> = entries.iter().map(|entry| entry.identity).collect();
+        let moved = |identity: &(u64, u64)| !known.contains(identity);
+        for entry in self.read(|| Ok(ContentId(0)))?.iter().filter(|entry| moved(&entry.identity)) {
+            return Err(changed(&entry.name, &io::Error::from(io::ErrorKind::AlreadyExists)));
         }
-        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        if (meta.uid(), meta.gid()) != own {
-            lchown(target, Some(own.0), Some(own.1)).map_err(failed)?;
-        }
-        if meta.mode() & 0o7777 != 0o600 {
-            fs::set_permissions(target, Permissions::from_mode(0o600)).map_err(failed)?;
-        }
-        // From here on, its user can make no further name of it (`fs.protected_hardlinks`).
-        let meta = looked()?;
-        if meta.nlink() <= names {
-            return Ok(meta.blocks() * 512);
-        }
-        let copy = self.dir.join("copy");
-        fs::copy(target, &copy).map_err(failed)?;
-        let file = File::options().write(true).open(&copy).map_err(failed)?;
-        let times = fs::FileTimes::new().set_accessed(meta.accessed().map_err(failed)?);
-        file.set_times(times.set_modified(meta.modified().map_err(failed)?)).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
-        // Under its other names, the file is the user's again.
-        give_back(target, of).map_err(failed)?;
-        fs::rename(&copy, target).map_err(failed)?;
-        Ok(looked()?.blocks() * 512)
+        Ok(())
     }
 
     /// Moves everything back to where it was. `is_kept` tells whether a record of the catalog has this content file.
@@ -340,32 +331,41 @@ impl DetachedTree {
     /// The call can be repeated.
     pub fn undo(&self, store: &ContentStore, is_kept: impl Fn(ContentId) -> Result<bool>) -> Result<()> {
         let origin: Option<ScratchOrigin> = self.read_file(ORIGIN)?.and_then(|bytes| Some(decode(&bytes)?.0));
-        let Some(origin) = origin else { return self.finish() };
+        let Some(origin) = origin else { return self.close() };
         let scratch = store.scratch_path(self.device, &origin.id)?;
+        self.move_files_back(store, is_kept, &scratch)?;
+        self.move_tree_back(&origin, &scratch, &origin.path)?;
+        self.close()
+    }
+
+    /// Moves the tree to a path in the scratch directory, if it is there.
+    fn move_tree_back(&self, origin: &ScratchOrigin, scratch: &Path, path: &[u8]) -> Result<()> {
         let tree = self.dir.join(TREE);
-        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-        self.move_files_back(store, is_kept, &base)?;
-        if fs::symlink_metadata(&tree).is_ok() {
-            let is_all = origin.path.is_empty();
-            // The empty directory that was made in its place.
-            if is_all && (fs::remove_dir(&scratch).is_ok() || !scratch.exists()) {
-                fs::rename(&tree, &scratch).map_err(|e| self.failed(e))?;
-            } else {
-                make_dir(&scratch, 0o700)?;
-                let root = open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-                self.put_back(&tree, &root, if is_all { TREE.as_bytes() } else { &origin.path })?;
-            }
+        if fs::symlink_metadata(&tree).is_err() {
+            return Ok(());
         }
-        self.finish()
+        let is_all = origin.path.is_empty();
+        // The empty directory that was made in its place.
+        if is_all && (fs::remove_dir(scratch).is_ok() || !scratch.exists()) {
+            return fs::rename(&tree, scratch).map_err(|e| self.failed(e));
+        }
+        make_dir(scratch, 0o700)?;
+        let root = open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+        self.put_back(&tree, &root, if is_all { TREE.as_bytes() } else { path }, &root)
     }
 
     fn move_files_back(
         &self,
         store: &ContentStore,
         is_kept: impl Fn(ContentId) -> Result<bool>,
-        base: &OwnedFd,
+        scratch: &Path,
     ) -> Result<()> {
         let journal = self.read_file(MOVES)?.unwrap_or_default();
+        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+        // For files whose directory is gone.
+        let other = open_below(&base, TREE.as_bytes())
+            .or_else(|_| open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()))
+            .map_err(|e| self.failed(e))?;
         let mut rest = journal.as_slice();
         while let Some((one, left)) = decode::<ContentMove>(rest) {
             rest = left;
@@ -373,40 +373,65 @@ impl DetachedTree {
             if fs::symlink_metadata(&from).is_err() || is_kept(one.content)? {
                 continue;
             }
-            let own = |e: io::Error| Error::io(e, Side::Cache, from.display().to_string());
-            give_back(&from, &one).map_err(own)?;
-            self.put_back(&from, base, &one.path)?;
+            give_back(&from, &one).map_err(|e| Error::io(e, Side::Cache, from.display().to_string()))?;
+            self.put_back(&from, &base, &one.path, &other)?;
         }
         Ok(())
     }
 
-    /// Moves to a path below a directory. If the path is taken, to a name beside it; if its directory is gone, to the
-    /// directory that the path is relative to. Follows no links.
-    fn put_back(&self, from: &Path, root: &OwnedFd, path: &[u8]) -> Result<()> {
+    /// Moves to a path below a directory. If the path is taken, to a name beside it; if its directory is gone, to a name
+    /// in another directory. Follows no links.
+    fn put_back(&self, from: &Path, root: &OwnedFd, path: &[u8], other: &OwnedFd) -> Result<()> {
         let (above, name) = split(path);
         let parent = match above.is_empty() {
             true => None,
-            false => open_below(root, above).ok(),
+            false => Some(open_below(root, above)),
         };
-        let other = [name, format!(".uncommitted-{}", self.number).as_bytes()].concat();
         let rename = |dir: &OwnedFd, name: &[u8]| {
             rustix::fs::renameat_with(rustix::fs::CWD, from, dir, name, RenameFlags::NOREPLACE)
         };
-        let dir = parent.as_ref().unwrap_or(root);
-        rename(dir, name)
-            .or_else(|_| rename(dir, &other))
-            .or_else(|_| {
-                rename(root, format!("uncommitted-{}-{}", self.number, from.display()).replace('/', "-").as_bytes())
-            })
+        let beside = [name, format!(".uncommitted-{}", self.number).as_bytes()].concat();
+        let id = from.file_name().unwrap_or_default().as_bytes();
+        let unnamed = [format!("uncommitted-{}-", self.number).as_bytes(), id].concat();
+        let named = match &parent {
+            Some(Err(_)) => Err(rustix::io::Errno::NOENT),
+            Some(Ok(dir)) => rename(dir, name).or_else(|_| rename(dir, &beside)),
+            None => rename(root, name).or_else(|_| rename(root, &beside)),
+        };
+        named
+            .or_else(|_| rename(other, &unnamed))
             .map_err(|e| Error::io(e.into(), Side::Cache, format!("move {} back as {}", from.display(), shown(path))))
     }
 
-    /// Removes what is left of the tree.
-    pub fn finish(&self) -> Result<()> {
-        remove_tree(&self.dir.join(TREE))?;
+    /// Removes what a commit leaves of the tree: directories, links, and further names of committed files. Files that
+    /// appeared in it meanwhile go back to the scratch directory.
+    ///
+    /// # Errors
+    /// The call can be repeated.
+    pub fn finish(&self, store: &ContentStore) -> Result<()> {
+        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
+        let is_gone = prune(&base, TREE.as_bytes(), Prune::SparesFiles).map_err(|e| self.failed(e))?;
+        let origin: Option<ScratchOrigin> = self.read_file(ORIGIN)?.and_then(|bytes| Some(decode(&bytes)?.0));
+        if let (false, Some(origin)) = (is_gone, origin) {
+            let scratch = store.scratch_path(self.device, &origin.id)?;
+            let name = [&origin.path, format!(".uncommitted-{}", self.number).as_bytes()].concat();
+            self.move_tree_back(&origin, &scratch, &name)?;
+        }
+        self.close()
+    }
+
+    /// Removes the records of the commit. The tree must be gone.
+    fn close(&self) -> Result<()> {
         // The origin goes last: without it, nothing is left to move back.
-        remove_tree(&self.dir.join(MOVES))?;
-        remove_tree(&self.dir)
+        for name in [MOVES, ORIGIN] {
+            match fs::remove_file(self.dir.join(name)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed(e)),
+                _ => {}
+            }
+        }
+        fs::remove_dir(&self.dir).map_err(|e| self.failed(e))?;
+        // Durable before the catalog forgets that the commit was finished.
+        sync_dir(self.dir.parent().unwrap_or(&self.dir))
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
@@ -432,13 +457,60 @@ impl DetachedTree {
     }
 }
 
-/// Gives a file the owner and the mode that it had in the tree.
-fn give_back(file: &Path, of: &ContentMove) -> io::Result<()> {
-    // The owner first: a change of it takes the set-id bits away.
-    if (of.uid, of.gid) != (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()) {
-        lchown(file, Some(of.uid), Some(of.gid))?;
+/// Makes a moved file the daemon's own. Returns the bytes that it occupies. `names`: how many names it has in the tree.
+fn secure(of: &ContentMove, target: &Path, names: u64) -> Result<u64> {
+    let failed = |e: io::Error| Error::io(e, Side::Cache, target.display().to_string());
+    let looked = || fs::symlink_metadata(target).map_err(failed);
+    let meta = looked()?;
+    let access = (meta.uid(), meta.gid(), meta.mode() & 0o7777);
+    if (meta.dev(), meta.ino()) != of.identity || !meta.is_file() || access != (of.uid, of.gid, of.mode) {
+        return Err(changed(&of.path, &io::Error::from(io::ErrorKind::ResourceBusy)));
     }
-    fs::set_permissions(file, Permissions::from_mode(of.mode & 0o7777))
+    if meta.nlink() > names {
+        return Err(named_elsewhere(&of.path));
+    }
+    let own = own_identity();
+    if (meta.uid(), meta.gid()) != own {
+        lchown(target, Some(own.0), Some(own.1)).map_err(failed)?;
+    }
+    if meta.mode() & 0o7777 != 0o600 {
+        // It is a regular file, in a directory that no other user can change.
+        fs::set_permissions(target, Permissions::from_mode(0o600)).map_err(failed)?;
+    }
+    // From here on, its user can make no further name of it (`fs.protected_hardlinks`).
+    let meta = looked()?;
+    if meta.nlink() > names {
+        return Err(named_elsewhere(&of.path));
+    }
+    Ok(meta.blocks() * 512)
+}
+
+/// Gives a file that the daemon made its own the owner and the mode that it had in the tree. Anything else stays as it
+/// is: its user has put it in the file's place.
+fn give_back(file: &Path, of: &ContentMove) -> io::Result<()> {
+    let file = rustix::fs::open(file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    let is_own = (stat.st_dev, stat.st_ino) == of.identity && stat.st_uid == own_identity().0;
+    if kind_of(&stat) != FileType::RegularFile || !is_own {
+        return Ok(());
+    }
+    // The owner first: a change of it takes the set-id bits away. The path leads to the open file itself.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::os::unix::fs::chown(&path, Some(of.uid), Some(of.gid))?;
+    fs::set_permissions(&path, Permissions::from_mode(of.mode & 0o7777))
+}
+
+fn own_identity() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+fn named_elsewhere(path: &[u8]) -> Error {
+    let what = format!(
+        "{}: it has another name outside of what is committed, through which it could change: remove that name, or copy \
+         the file",
+        shown(path)
+    );
+    Error::new(ErrorKind::InvalidInput, Side::Application, what)
 }
 
 fn changed(path: &[u8], error: &io::Error) -> Error {

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FileType, IFlags, Mode, OFlags, ioctl_getflags, ioctl_
 
 use super::tree::{names_of, open_below, open_dir};
 
-/// Files that were written in this time before the last count may be being written now.
+/// Files that were changed in this time before the last count may be being written now. Users cannot set this time.
 const RECENT: Duration = Duration::from_secs(10);
 
 /// What is to be done with the files while they are counted.
@@ -54,7 +54,7 @@ pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory if path.is_empty() => left.push(name),
                 FileType::Directory => left.push([path.as_slice(), b"/", &name].concat()),
-                FileType::RegularFile if seal == Seal::Clear || (seal == Seal::Set && is_recent(stat.st_mtime)) => {
+                FileType::RegularFile if seal == Seal::Clear || (seal == Seal::Set && is_recent(stat.st_ctime)) => {
                     set_immutable(dir, &name, seal == Seal::Set);
                 }
                 _ => {}
@@ -64,13 +64,13 @@ pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
     Ok(bytes)
 }
 
-fn is_recent(mtime_secs: i64) -> bool {
+fn is_recent(ctime_secs: i64) -> bool {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    mtime_secs as u64 + RECENT.as_secs() >= now.as_secs()
+    ctime_secs as u64 + RECENT.as_secs() >= now.as_secs()
 }
 
 /// Sets or clears the immutable flag. A file system without it, or a daemon without the privilege, leaves it as it is.
-fn set_immutable(dir: &OwnedFd, name: &[u8], on: bool) {
+pub(super) fn set_immutable(dir: &OwnedFd, name: &[u8], on: bool) {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::openat(dir, name, flags, Mode::empty()) else { return };
     let Ok(have) = ioctl_getflags(&file) else { return };

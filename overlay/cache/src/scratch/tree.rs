@@ -117,7 +117,7 @@ fn xattrs_of(dir: &OwnedFd, name: &[u8]) -> io::Result<TreeXattrs> {
     // No system call takes a directory and a name.
     let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
     let path = path.as_slice();
-    let mut names = [0u8; 4096];
+    let mut names = vec![0u8; 65_536];
     let listed = match rustix::fs::llistxattr(path, &mut names) {
         Err(Errno::OPNOTSUPP | Errno::NOENT) => return Ok(Vec::new()),
         other => other?,

@@ -22,6 +22,9 @@ pub async fn carry_out(overlay: &Overlay, verb: ScratchVerb, client: UCred) -> R
             blocking(move || overlay.discard_scratch(&id)).await?;
             Ok(Reply::Scratch(Vec::new()))
         }
-        ScratchVerb::List => Ok(Reply::Scratch(overlay.scratch_dirs()?)),
+        ScratchVerb::List => {
+            let overlay = overlay.clone();
+            Ok(Reply::Scratch(blocking(move || overlay.scratch_dirs()).await?))
+        }
     }
 }

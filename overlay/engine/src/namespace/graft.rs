@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_cache::Content;
 use forebay_catalog::Batch;
 use forebay_system::clock::stamp_now;
 
@@ -35,12 +36,14 @@ impl Inner {
         Ok(Some(target))
     }
 
-    /// Writes the records of a tree, and shows it under its name, in one batch. `target` is what the check returned.
+    /// Writes the records of a tree, and shows it under its name, in one batch. `target` is what the check returned;
+    /// `content` is that of a single file.
     pub(crate) fn graft<'a>(
         &'a self,
         at: &GraftPoint,
         (top, kind): (Ino, FileKind),
         target: Option<Ino>,
+        content: Option<&Arc<Content>>,
         tree: Batch<'a>,
     ) -> Result<()> {
         let mut txn = Txn::begin_with(self, tree);
@@ -58,6 +61,10 @@ impl Inner {
             }
             subdirs -= i32::from(is_dir);
             txn.unlink(target, at.parent, &at.name)?;
+            if let Some(content) = content {
+                // As for a rename: a power cut must not leave neither the old bytes nor the new ones.
+                self.catalog.sync_first(content.clone());
+            }
         }
         txn.show(at.parent, &at.name, Some((top, kind)))?;
         txn.touch_dir(at.parent, subdirs)?;

@@ -15,7 +15,7 @@ use forebay_catalog::{Batch, ContentRecord, DirtyAttrs, FileState, InodeRecord, 
 use forebay_system::clock::{stamp_now, unix_now};
 use smallvec::SmallVec;
 
-use super::TakenScratch;
+use super::{ScratchUse, TakenScratch};
 use crate::namespace::GraftPoint;
 use crate::{Inner, Ino, blocking, parse_path};
 
@@ -42,6 +42,13 @@ impl Drop for Detached<'_> {
     }
 }
 
+/// A tree that is in the mount.
+struct Committed {
+    report: CommitReport,
+    /// Whether it survives a power cut.
+    synced: Result<()>,
+}
+
 /// The inodes and the content of a tree.
 struct NewTree<'a> {
     batch: Batch<'a>,
@@ -57,24 +64,25 @@ impl Inner {
         let path = parse_path(&request.path)?.as_bytes().to_vec();
         let name = parse_path(&request.name)?.as_bytes().to_vec();
         let at = self.graft_point(Ino(request.parent_ino), &name)?;
-        let taken = self.take_scratch(&request.id)?;
-        let (inner, device) = (self.clone(), taken.record.device);
+        let (inner, id) = (self.clone(), request.id);
         let (taken, path, kind) = blocking(move || {
+            let taken = inner.take_scratch(&id, ScratchUse::Change)?;
             // Immutable files cannot be moved.
             inner.unseal(&taken.id, &taken.record)?;
-            let kind = file_kind(inner.store.kind_in_scratch(device, &taken.id, &path)?);
+            let kind = file_kind(inner.store.kind_in_scratch(taken.record.device, &taken.id, &path)?);
             Ok((taken, path, kind))
         })
         .await?;
         let target = self.check_graft(&at, kind).await?;
         let inner = self.clone();
-        let (report, at) = blocking(move || Ok((inner.commit_tree(&taken, &path, &at, target)?, at))).await?;
+        let (done, at) = blocking(move || Ok((inner.commit_tree(&taken, &path, &at, (kind, target))?, at))).await?;
         self.scratch.bell.notify_one();
         // The kernel may remember that the name did not exist.
         if let Some(kernel) = self.kernel.get() {
             let _ = tokio::time::timeout(KERNEL_FORGETS, kernel.invalidate_name_and_tell(at.parent, &at.name)).await;
         }
-        Ok(report)
+        done.synced.map_err(|error| error.context("committed and in the mount, but a power cut may undo it"))?;
+        Ok(done.report)
     }
 
     fn commit_tree(
@@ -82,26 +90,38 @@ impl Inner {
         taken: &TakenScratch,
         path: &[u8],
         at: &GraftPoint,
-        target: Option<Ino>,
-    ) -> Result<CommitReport> {
+        (kind, target): (FileKind, Option<Ino>),
+    ) -> Result<Committed> {
         let number = self.catalog.new_content()?.0;
         let tree = self.store.detach(taken.record.device, &taken.id, path, number)?;
         let mut detached = Detached { tree, inner: self, is_committed: false };
         let mut entries = detached.tree.read(|| self.catalog.new_content())?;
         self.check_entries(&entries, at)?;
         detached.tree.adopt(&self.store, &mut entries)?;
+        detached.tree.check_unchanged(&entries)?;
         let mut new = self.new_tree(&entries, at)?;
+        if new.top.1 != kind {
+            let what = "it was changed while it was committed: end its programs, and repeat";
+            return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+        }
+        let single = match entries.first().map(|top| &top.kind) {
+            Some(TreeKind::File { content, .. }) => Some(self.store.open_content(*content)?),
+            _ => None,
+        };
         drop(entries);
         let mark = format!("{MARK}{number}");
         new.batch.put_meta(&mark, &(at.parent, &at.name));
-        self.graft(at, new.top, target, new.batch)?;
+        self.graft(at, new.top, target, single.as_ref(), new.batch)?;
         detached.is_committed = true;
         self.count_committed(taken, &new.files, new.report.bytes);
         // Until the records are durable, the tree must not lose what a power cut would need to move it back.
-        self.catalog.sync()?;
-        detached.tree.finish()?;
-        self.catalog.delete_meta(&[mark])?;
-        Ok(new.report)
+        let synced = self.catalog.sync();
+        if synced.is_ok()
+            && let Err(error) = detached.tree.finish(&self.store).and_then(|()| self.catalog.delete_meta(&[mark]))
+        {
+            tracing::warn!(%error, "what is left of a commit is removed at the next start of the daemon");
+        }
+        Ok(Committed { report: new.report, synced })
     }
 
     /// Checks that the pool can hold the tree at its place.
@@ -221,13 +241,15 @@ impl Inner {
 
     /// Finishes or undoes the commits of the last daemon.
     pub(super) fn take_up_commits(&self) -> Result<()> {
-        let marks = self.catalog.meta_keys(MARK)?;
+        let mut marks = self.catalog.meta_keys(MARK)?;
         for tree in self.store.detached() {
-            if marks.contains(&format!("{MARK}{}", tree.number)) {
-                tree.finish()?;
-            } else {
+            let mark = format!("{MARK}{}", tree.number);
+            if !marks.contains(&mark) {
                 tracing::info!("a commit of the last daemon is undone: nothing of it is in the mount");
                 self.undo_commit(&tree)?;
+            } else if let Err(error) = tree.finish(&self.store) {
+                tracing::warn!(%error, "what is left of a commit is removed at the next start of the daemon");
+                marks.retain(|known| *known != mark);
             }
         }
         for mark in &marks {
