@@ -49,6 +49,7 @@ fn undone_after(steps: usize, path: &str) {
         if steps > 1 {
             // A file that has another name outside of `a/b` is refused.
             assert_eq!(tree.adopt(&store, &mut entries).is_ok(), path != "a/b");
+            tree.check_unchanged(&entries).unwrap();
         }
     }
     drop(tree);
