@@ -321,11 +321,10 @@ impl DetachedTree {
             return Ok(());
         }
         let known: HashSet<(u64, u64)> = entries.iter().map(|entry| entry.identity).collect();
-        let moved = |identity: &(u64, u64)| !known.contains(identity);
-        for entry in self.read(|| Ok(ContentId(0)))?.iter().filter(|entry| moved(&entry.identity)) {
-            return Err(changed(&entry.name, &io::Error::from(io::ErrorKind::AlreadyExists)));
+        match self.read(|| Ok(ContentId(0)))?.iter().find(|entry| !known.contains(&entry.identity)) {
+            Some(new) => Err(changed(&new.name, &io::Error::from(io::ErrorKind::AlreadyExists))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Moves everything back to where it was. `is_kept` tells whether a record of the catalog has this content file.
