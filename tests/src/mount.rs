@@ -106,6 +106,14 @@ impl Place {
         process::sh(self.root.path(), script, Duration::from_secs(10));
     }
 
+    /// Lets other users pass through the directories above the fast pool, to their scratch directories.
+    pub fn let_users_pass(&self) {
+        for above in self.fast().ancestors().skip(1).take_while(|above| above.starts_with(self.root.path())) {
+            let mode = fs::metadata(above).unwrap().permissions().mode();
+            fs::set_permissions(above, fs::Permissions::from_mode(mode | 0o001)).unwrap();
+        }
+    }
+
     /// Makes a user the owner of all directories.
     pub fn give_to(&self, user: u32) {
         for dir in [self.pool(), self.fast(), self.mnt(), self.native()] {

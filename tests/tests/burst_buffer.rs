@@ -1,7 +1,6 @@
 //! Jobs with `#DW` directives on a real Slurm, with `burst_buffer.lua` of `packaging/slurm`.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -22,11 +21,7 @@ const JOBDW: &str = "#DW jobdw pool=forebay type=scratch capacity=64MiB access_m
 fn mount() -> Mount {
     let policy = "[default]\nflush = \"manual\"\n[prefetch]\nonline = false\n";
     let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..Options::policy(policy) });
-    // Other users pass through to their scratch directories.
-    for above in mount.place.fast().ancestors().filter(|above| above.starts_with(std::env::temp_dir())).skip(1) {
-        let mode = fs::metadata(above).unwrap().permissions().mode();
-        fs::set_permissions(above, fs::Permissions::from_mode(mode | 0o001)).unwrap();
-    }
+    mount.place.let_users_pass();
     fs::create_dir(mount.pool("in")).unwrap();
     (0..FILES).for_each(|at| fs::write(mount.pool(format!("in/{at}")), content(at, FILE_BYTES)).unwrap());
     std::os::unix::fs::chown(mount.path(""), Some(65534), None).unwrap();

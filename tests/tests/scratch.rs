@@ -27,11 +27,7 @@ fn mount() -> Mount {
 
 fn shared(options: Options) -> Mount {
     let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..options });
-    // Other users pass through the directories of the test.
-    for above in mount.place.fast().ancestors().filter(|above| above.starts_with(std::env::temp_dir())).skip(1) {
-        let mode = fs::metadata(above).unwrap().permissions().mode();
-        fs::set_permissions(above, fs::Permissions::from_mode(mode | 0o001)).unwrap();
-    }
+    mount.place.let_users_pass();
     mount
 }
 

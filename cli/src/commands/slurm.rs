@@ -54,7 +54,7 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
     let entries = entries(args)?;
     let found = StagedJob::requested(args, &job, &entries);
-    // Without a report, the controller does not let the job start.
+    // Without a record of the prolog, the tasks of a job that needs its stage-in do not run.
     let staged = found.unwrap_or_else(|failure| {
         output.note(format!("forebay: {}: what it asks for is not known: {}", job.allocation(), failure.what));
         None

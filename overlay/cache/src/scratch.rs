@@ -52,10 +52,9 @@ impl ContentStore {
     /// Makes a scratch directory for a user, or checks the one that is there.
     ///
     /// # Errors
-    /// `Access` if the user cannot reach it, because a directory above it is closed to other users.
+    /// `NotPermitted` if the user cannot reach it, because a directory above it is closed to other users.
     pub fn make_scratch(&self, device: usize, id: &str, (uid, gid): (u32, u32)) -> Result<PathBuf> {
-        let device = self.numbered_device(device)?;
-        let path = self.scratch_path_below(device, id);
+        let (path, device) = (self.scratch_path(device, id)?, self.numbered_device(device)?);
         let failed = |what: &Path, e: io::Error| Error::io(e, Side::Cache, what.display().to_string());
         if uid != rustix::process::geteuid().as_raw() {
             for above in device.path.ancestors() {
@@ -82,16 +81,11 @@ impl ContentStore {
         Ok(path)
     }
 
-    fn scratch_path_below(&self, device: &Device, id: &str) -> PathBuf {
-        device.path.join(SCRATCH).join(id)
-    }
-
     /// Takes a scratch directory away from its user. [`Self::remove_discarded`] removes it. A missing one is no error.
     pub fn discard_scratch(&self, device: usize, id: &str, number: u64) -> Result<()> {
-        let device = self.numbered_device(device)?;
-        let dir = device.path.join(DISCARDED);
+        let dir = self.numbered_device(device)?.path.join(DISCARDED);
         make_dir(&dir, 0o700)?;
-        let (from, to) = (self.scratch_path_below(device, id), dir.join(number.to_string()));
+        let (from, to) = (self.scratch_path(device, id)?, dir.join(number.to_string()));
         match fs::rename(&from, &to) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 Err(Error::io(e, Side::Cache, format!("discard {}", from.display())))

@@ -266,11 +266,16 @@ impl Inner {
 
     /// Counts the directories again and again while there are any.
     pub(crate) async fn scratch_loop(self: Arc<Self>) {
+        let mut told = String::new();
         loop {
             let again = self.clone();
-            if let Err(error) = blocking(move || again.store.remove_discarded()).await {
-                tracing::error!(%error, "a scratch directory that was discarded");
+            let removed = blocking(move || again.store.remove_discarded()).await;
+            // Each reason once: the loop tries again and again.
+            let why = removed.err().map_or_else(String::new, |error| error.to_string());
+            if !why.is_empty() && why != told {
+                tracing::error!("a scratch directory that was discarded is not removed: {why}");
             }
+            told = why;
             if self.scratch.known.lock().is_empty() {
                 self.scratch.bell.notified().await;
                 continue;

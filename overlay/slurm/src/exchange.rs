@@ -279,7 +279,11 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn gone(removed: io::Result<()>) -> io::Result<()> {
+/// Takes it for a success that there was nothing to remove.
+///
+/// # Errors
+/// Any other error.
+pub fn gone(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, multi_mount};
 use forebay_slurm::directives::{ScratchCopy, SourceKind};
-use forebay_slurm::exchange::{Exchange, ExchangedRequest, NodeProgress, NodeReport, get, put};
+use forebay_slurm::exchange::{Exchange, ExchangedRequest, NodeProgress, NodeReport, get, gone, put};
 use forebay_slurm::{JobNode, MountShare, SlurmJob};
 use forebay_system::identity;
 use serde::{Deserialize, Serialize};
@@ -254,13 +254,6 @@ fn scratch_mount(request: &ExchangedRequest, entries: &[RegisteredMount]) -> Opt
     };
     let entry = paths.find_map(of).or(entries.first())?;
     Some(entry.mountpoint().to_owned())
-}
-
-fn gone(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
 }
 
 fn check_kind(path: &Path, kind: Option<SourceKind>) -> io::Result<()> {

@@ -62,7 +62,7 @@ impl Inner {
             subdirs -= i32::from(is_dir);
             txn.unlink(target, at.parent, &at.name)?;
             if let Some(content) = content {
-                // As for a rename: a power cut must not leave neither the old bytes nor the new ones.
+                // As for a rename: a power cut must leave the old bytes or the new ones.
                 self.catalog.sync_first(content.clone());
             }
         }
