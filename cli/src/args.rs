@@ -2,6 +2,7 @@
 
 mod batch;
 mod scratch;
+mod view;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +16,7 @@ pub use batch::{
     SlurmCommand, StartArgs, WaitArgs,
 };
 pub use scratch::{ScratchCommand, ScratchCreateArgs};
+pub use view::{ViewArgs, ViewCommand};
 
 use crate::values;
 
@@ -87,6 +89,11 @@ pub enum Command {
     Scratch {
         #[command(subcommand)]
         command: ScratchCommand,
+    },
+    /// Views: staged trees that programs read without the daemon. `stage --view` makes them.
+    View {
+        #[command(subcommand)]
+        command: ViewCommand,
     },
     /// What Slurm runs at the beginning and the end of a job on this node.
     Slurm {
@@ -254,6 +261,8 @@ pub struct StageArgs {
     /// Show what would be fetched, and whether it fits.
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    pub view: ViewArgs,
 }
 
 #[derive(Debug, Args)]

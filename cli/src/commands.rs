@@ -21,6 +21,7 @@ mod status;
 mod top;
 mod transfer;
 mod umount;
+mod view;
 
 use forebay_daemon::Failure;
 
@@ -44,6 +45,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),
         Command::Scratch { command } => scratch::run(command, output),
+        Command::View { command } => view::run(command, output),
         Command::Slurm { command } => slurm::run(&command, output),
         Command::Profile { command } => profile::run(command, output),
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),

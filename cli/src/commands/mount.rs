@@ -10,7 +10,7 @@ use forebay_daemon::supervisor::{self, Ready};
 use forebay_daemon::{Failure, worker};
 use forebay_policy::Policy;
 
-use super::{multi_mount, options, processes};
+use super::{multi_mount, options, processes, view};
 use crate::allocator;
 use crate::args;
 use crate::exit::Exit;
@@ -47,6 +47,7 @@ pub fn run(mut args: args::MountArgs, output: &Output) -> Result<Exit, Failure> 
         })?;
     } else {
         told(&supervisor::launch(&plan.config)?, output);
+        view::restore_after_mount(&plan.config.mountpoint, output);
     }
     Ok(Exit::Done)
 }

@@ -4,6 +4,7 @@ use forebay_api::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageReq
 use forebay_daemon::Failure;
 use forebay_daemon::protocol::Request;
 
+use super::view;
 use crate::args::{self, PathArgs};
 use crate::exit::Exit;
 use crate::output::Output;
@@ -11,13 +12,16 @@ use crate::progress::{self, Verb};
 use crate::registration;
 use crate::targets::{self, MountTarget};
 
-const STAGE: Verb = Verb { doing: "staging", done: "staged", of: "file" };
+pub const STAGE: Verb = Verb { doing: "staging", done: "staged", of: "file" };
 pub const FLUSH: Verb = Verb { doing: "flushing", done: "flushed", of: "change" };
 const EVICT: Verb = Verb { doing: "evicting", done: "evicted", of: "file" };
 const RELEASE: Verb = Verb { doing: "releasing", done: "released", of: "lease" };
 
 pub fn stage(args: args::StageArgs, output: &Output) -> Result<Exit, Failure> {
-    let (job, lease_owner) = registration::owner(args.owner);
+    let (job, lease_owner) = registration::owner(args.owner.clone());
+    if args.view.view {
+        return view::make(args, job, output);
+    }
     let mut targets = Vec::new();
     if !args.paths.is_empty() {
         targets = targets::of(&PathArgs { paths: args.paths, null: args.null })?;

@@ -8,5 +8,6 @@ pub mod operator;
 pub mod paths;
 pub mod protocol;
 pub mod scratch;
+pub mod views;
 
 pub use failure::{Failure, FailureKind};

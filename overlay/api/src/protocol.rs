@@ -11,6 +11,7 @@ use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Progress, ReleaseRequest, StageRequest, Status,
 };
 use crate::scratch::{CommitReport, ScratchDir, ScratchVerb};
+use crate::views::{View, ViewChanges, ViewVerb};
 
 /// A request to the daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -54,6 +55,7 @@ pub enum Request {
     /// Lists all known allocations.
     Allocations,
     Scratch(ScratchVerb),
+    View(ViewVerb),
     /// Returns what jobs have used so far.
     Sample {
         /// The time until the client's next request of this kind.
@@ -94,6 +96,8 @@ pub enum Reply {
     Allocations(Vec<Allocation>),
     Scratch(Vec<ScratchDir>),
     Committed(CommitReport),
+    Views(Vec<View>),
+    ViewChanges(ViewChanges),
     Sample(Sample),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),

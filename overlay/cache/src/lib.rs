@@ -10,6 +10,7 @@ pub mod scratch;
 mod space;
 mod store;
 mod trash;
+pub mod views;
 mod writeback_errors;
 
 use std::fs::{File, Metadata};

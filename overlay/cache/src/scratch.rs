@@ -22,6 +22,7 @@ pub use detached::DetachedTree;
 pub use limit::{Seal, count};
 pub use rustix::fs::FileType;
 pub use tree::{TreeEntry, TreeKind};
+pub(crate) use tree::{kind_of, names_of, open_below, stat_of};
 
 const SCRATCH: &str = "scratch";
 const DISCARDED: &str = "discarded";
@@ -43,7 +44,7 @@ impl ContentStore {
         Ok(self.numbered_device(device)?.path.join(SCRATCH).join(id))
     }
 
-    fn numbered_device(&self, device: usize) -> Result<&Device> {
+    pub(crate) fn numbered_device(&self, device: usize) -> Result<&Device> {
         self.devices().get(device).ok_or_else(|| {
             Error::new(ErrorKind::Corrupt, Side::Cache, format!("fast-pool device {device} was not given (--fast)"))
         })

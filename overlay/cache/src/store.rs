@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use forebay_system::process;
 
+use crate::views::ViewLinks;
 use crate::{Content, ContentId, SpaceBudget, Stamp};
 
 /// The device's number is the top byte of a content id.
@@ -46,6 +47,7 @@ pub struct ContentStore {
     /// Two changes of a file never have the same times if the times were read in between.
     fine_times: bool,
     open: OpenContents,
+    pub(crate) view_links: ViewLinks,
 }
 
 /// The content files that are open in the daemon. Each is open once, and shared by all parts of the daemon.
@@ -109,7 +111,13 @@ impl ContentStore {
             None => (total as f64 * DEFAULT_LIMIT_SHARE) as u64,
         };
         let fine_times = devices.iter().all(|device| has_fine_times(&device.lock).unwrap_or(false));
-        Ok(Self { devices, budget: SpaceBudget::new(limit), fine_times, open: OpenContents::default() })
+        Ok(Self {
+            devices,
+            budget: SpaceBudget::new(limit),
+            fine_times,
+            open: OpenContents::default(),
+            view_links: ViewLinks::default(),
+        })
     }
 
     /// Gives every device its number in the fast pool, which the catalog calls `id`, or checks that the device has the

@@ -100,9 +100,8 @@ fn run(
 }
 
 fn remove(store: &ContentStore, content: ContentId, bytes: u64) {
-    match store.remove(content) {
-        Ok(()) => store.budget.account(bytes, 0),
-        Err(error) => tracing::warn!(%error, "a content file is not removed before the next sweep"),
+    if let Err(error) = store.remove_content(content, bytes) {
+        tracing::warn!(%error, "a content file is not removed before the next sweep");
     }
 }
 

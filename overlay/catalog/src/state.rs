@@ -9,6 +9,8 @@
 //!   └────────────────── replace (truncate to 0) ────► Dirty ───────────┘
 //! ```
 //!
+//! `moved` changes the content file of whole content, and nothing else.
+//!
 //! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition.
 //!
 //! Dirty content is always whole: a partial file is completed before it is modified. A partial dirty file could show
@@ -87,6 +89,15 @@ impl FileState {
             _ => now,
         };
         Self(FileStateKind::Dirty { content, since })
+    }
+
+    /// The same bytes are in another content file.
+    pub fn moved(self, content: ContentId) -> Result<Self, Illegal> {
+        match self.0 {
+            FileStateKind::Resident(_) => Ok(Self(FileStateKind::Resident(content))),
+            FileStateKind::Dirty { since, .. } => Ok(Self(FileStateKind::Dirty { content, since })),
+            _ => Err(self.illegal("moved")),
+        }
     }
 
     /// The pool has exactly the local content.
@@ -175,6 +186,7 @@ mod tests {
         BeginFetch,
         Complete,
         Modify,
+        Moved,
         Replace,
         Flushed,
         Evict,
@@ -183,7 +195,7 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         use Step::*;
-        prop::sample::select(vec![BeginFetch, Complete, Modify, Replace, Flushed, Evict, PoolChanged])
+        prop::sample::select(vec![BeginFetch, Complete, Modify, Moved, Replace, Flushed, Evict, PoolChanged])
     }
 
     proptest! {
@@ -200,6 +212,7 @@ mod tests {
                     Step::BeginFetch => state.begin_fetch(ContentId(next)),
                     Step::Complete => state.complete(),
                     Step::Modify => state.modify(next),
+                    Step::Moved => state.moved(ContentId(next)),
                     Step::Replace => Ok(state.replace(ContentId(next), next)),
                     Step::Flushed => state.flushed(),
                     Step::Evict => state.evict().map(|(s, _)| s),
@@ -208,7 +221,7 @@ mod tests {
                 let legal = match step {
                     Step::BeginFetch => here == 0,
                     Step::Complete => here == 1,
-                    Step::Modify => here == 2,
+                    Step::Modify | Step::Moved => here == 2,
                     Step::Replace => true,
                     Step::Flushed => newer,
                     Step::Evict => here > 0 && !newer,
@@ -220,6 +233,7 @@ mod tests {
                     Step::BeginFetch => (here, content) = (1, Some(next)),
                     Step::Complete => here = 2,
                     Step::Modify => newer = true,
+                    Step::Moved => content = Some(next),
                     Step::Replace => (here, newer, content) = (2, true, Some(next)),
                     Step::Flushed => newer = false,
                     Step::Evict | Step::PoolChanged => (here, content) = (0, None),

@@ -23,6 +23,7 @@ pub mod server;
 pub mod signals;
 pub mod supervisor;
 pub mod unmount;
+pub mod view_mounts;
 pub mod worker;
 
 pub use forebay_api::{Failure, FailureKind, paths, protocol};

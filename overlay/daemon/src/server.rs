@@ -1,6 +1,7 @@
 //! The server side of the local API.
 
 mod scratch;
+mod views;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -228,6 +229,11 @@ async fn carry_out(
         Request::Scratch(verb) => {
             let (asked, client) = (overlay.clone(), *client);
             let done = out.waiting_for(engine, async move { scratch::carry_out(&asked, verb, client).await }).await?;
+            out.send(&done.map_err(refused)?).await?;
+        }
+        Request::View(verb) => {
+            let asked = overlay.clone();
+            let done = out.waiting_for(engine, async move { views::carry_out(&asked, verb).await }).await?;
             out.send(&done.map_err(refused)?).await?;
         }
         Request::Sample { interval_ms } => {

@@ -22,7 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::config::MountConfig;
 use super::registry::{MountState, Phase, Process, Runtime, now_unix};
-use super::{Failure, FailureKind, confinement, limits, mounts, unmount, worker};
+use super::{Failure, FailureKind, confinement, limits, mounts, unmount, view_mounts, worker};
 
 /// What a supervisor or a worker writes to its standard output, once: one line of JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -380,6 +380,10 @@ impl Signals {
 
 /// Unmounts after a signal. A mount in use stays, and the log names the processes that use it.
 pub(super) fn stop(mountpoint: &Path, lazy: bool) {
+    if let Err(failure) = view_mounts::detach_below(mountpoint, lazy) {
+        tracing::error!("{failure}");
+        return;
+    }
     match unmount::take_away(mountpoint, lazy) {
         Ok(()) if lazy => tracing::warn!("{} is detached; its daemon ends with its last user", mountpoint.display()),
         Ok(()) => tracing::info!("{} is unmounted", mountpoint.display()),

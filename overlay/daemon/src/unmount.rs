@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::registry::{Phase, RegisteredMount};
-use super::{Failure, FailureKind, limits, mounts, supervisor};
+use super::{Failure, FailureKind, limits, mounts, supervisor, view_mounts};
 
-/// Unmounts. If the mount is in use and `lazy` is false, fails with the names of the processes that use it.
+/// Unmounts, with the views below it. If the mount is in use and `lazy` is false, fails with the names of the processes that use it.
 pub fn detach(mountpoint: &Path, lazy: bool) -> Result<(), Failure> {
+    view_mounts::detach_below(mountpoint, lazy)?;
     take_away(mountpoint, lazy).map_err(|e| supervisor::refused(mountpoint, e))
 }
 

@@ -188,9 +188,9 @@ impl Overlay {
         self.inner.counters.ahead_used_files.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends all leases of an owner.
+    /// Ends all leases of an owner, and its views.
     pub fn end_leases_of(&self, owner: &str) -> Result<()> {
-        self.inner.end_leases_of(owner)
+        self.end_views_of(owner).and(self.inner.end_leases_of(owner))
     }
 
     /// Gives memory back after many inodes were forgotten.

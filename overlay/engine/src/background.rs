@@ -65,6 +65,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
     spawn("scratch", Box::pin(inner.clone().scratch_loop()));
+    spawn("views", Box::pin(inner.clone().view_loop()));
     spawn("count", Box::pin(count_loop(inner.clone())));
     if !inner.policy.pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));

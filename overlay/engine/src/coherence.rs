@@ -573,7 +573,11 @@ impl Inner {
         }
     }
 
+    /// Notifies the kernel to forget a name. One above a mounted view stays.
     pub fn tell_kernel_name(&self, parent: Ino, name: &[u8]) {
+        if self.is_pinned_name(parent, name) {
+            return;
+        }
         if let Some(kernel) = self.kernel.get() {
             kernel.invalidate_name(parent, name);
         }

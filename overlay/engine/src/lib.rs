@@ -20,6 +20,7 @@
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
 //! | `node`, `shares` | inodes in memory; shares of users |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
+//! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
 //! | `background` | the tasks that run without a request |
 //! | `status`, `fsck` | what operators see and check |
@@ -50,6 +51,7 @@ mod status;
 mod ttl;
 mod txn;
 mod types;
+mod views;
 mod writeback;
 mod xattrs;
 
@@ -168,6 +170,7 @@ pub(crate) struct Inner {
     pub write_throttle: space::write_throttle::WriteThrottle,
     pub room: space::room::WaitingWriters,
     pub scratch: scratch::ScratchDirs,
+    pub views: views::Views,
     pub shares: Arc<Shares>,
     pub reattached: bool,
     /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
@@ -258,6 +261,7 @@ impl Overlay {
             write_throttle: space::write_throttle::WriteThrottle::default(),
             room: space::room::WaitingWriters::default(),
             scratch: scratch::ScratchDirs::default(),
+            views: views::Views::default(),
             shares,
             reattached: options.reattached,
             inherited: Mutex::default(),
@@ -273,7 +277,7 @@ impl Overlay {
         });
         inner.ensure_root().await?;
         let again = inner.clone();
-        blocking(move || again.take_up_scratch()).await?;
+        blocking(move || again.take_up_scratch().and_then(|()| again.take_up_views())).await?;
         background::start(&inner).await?;
         Ok(Self { inner })
     }
@@ -297,6 +301,7 @@ impl Overlay {
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let _ = self.inner.kernel.set(kernel);
         self.inner.tell_kernel_of_commits();
+        self.inner.keep_names_above_views();
     }
 
     /// Sets what `status` shows of the mount.

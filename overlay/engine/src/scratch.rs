@@ -226,10 +226,11 @@ impl Inner {
         self.catalog.set_meta(KEY, &text)
     }
 
-    /// Returns what the space budget counts beside scratch directories: the catalog keeps this count.
+    /// Returns what the space budget counts beside scratch directories and files that only views name: the catalog keeps
+    /// this count.
     pub(crate) fn content_bytes(&self) -> u64 {
         let scratch: u64 = self.scratch.known.lock().values().map(|known| known.charged_bytes).sum();
-        self.store.budget.used().saturating_sub(scratch)
+        self.store.budget.used().saturating_sub(scratch).saturating_sub(self.store.outlived_bytes())
     }
 
     /// Takes up the directories of the last daemon: finishes or undoes its commits, and removes what it was removing.

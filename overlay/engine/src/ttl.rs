@@ -12,6 +12,8 @@ use forebay_policy::Consistency;
 
 /// State that could not be confirmed, because the pool does not answer, is revalidated after this time.
 const UNCONFIRMED: Duration = Duration::from_secs(1);
+/// For what lies above a mounted view: longer than any view lasts.
+const WHILE_PINNED: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Returns the rest of `ttl` for state that was confirmed at that moment.
 fn left(ttl: Duration, confirmed: Option<Instant>) -> Duration {
@@ -22,6 +24,9 @@ fn left(ttl: Duration, confirmed: Option<Instant>) -> Duration {
 impl Inner {
     /// Returns the time for a name of an inode, and for its attributes.
     pub(super) fn ttl_of(&self, node: &Node) -> Duration {
+        if self.is_pinned(node.ino) {
+            return WHILE_PINNED;
+        }
         let policy = self.policy_of(node);
         let ttl = policy.metadata_ttl;
         let (confirmed, dir) = {

@@ -122,6 +122,11 @@ pub trait KernelCache: Send + Sync {
     /// As [`Self::invalidate_name`]. The receiver is notified, or its sender is dropped, after the kernel has forgotten
     /// the name.
     fn invalidate_name_and_tell(&self, parent: Ino, name: &[u8]) -> oneshot::Receiver<()>;
+    /// Makes the kernel look a name up again when it needs it next; what is mounted there stays. The receiver is notified,
+    /// or its sender is dropped, afterwards.
+    fn expire_name(&self, parent: Ino, name: &[u8]) -> oneshot::Receiver<()>;
+    /// Whether single names must stay: then the kernel is never told to forget all names at once.
+    fn keep_names(&self, keep: bool);
     /// Makes the kernel forget the attributes before this returns. Only for an inode that is being opened: then the
     /// kernel waits for nothing of the daemon except the answer.
     fn invalidate_attributes_now(&self, ino: Ino);

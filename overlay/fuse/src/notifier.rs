@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use forebay_engine::{Ino, KernelCache};
@@ -28,6 +29,8 @@ const WAITING_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Note {
     Name(Ino, Box<[u8]>),
+    /// The time for which a name may be kept is over.
+    Expiry(Ino, Box<[u8]>),
     Attributes(Ino),
     Bytes(Ino),
     /// The bytes from this offset on.
@@ -133,17 +136,33 @@ pub struct KernelNotifier {
     modes: Arc<IoModes>,
     notifier: Notifier,
     device: FuseDevice,
+    /// Single names must stay, so not all names may be forgotten.
+    keeps_names: Arc<AtomicBool>,
 }
 
 impl KernelNotifier {
     pub fn new(notifier: Notifier, device: &FuseDevice, modes: Arc<IoModes>) -> io::Result<Self> {
         let (names, bytes) = (Arc::default(), Arc::default());
-        let this = Self { names, bytes, modes, notifier: notifier.clone(), device: device.try_clone()? };
+        let keeps_names = Arc::<AtomicBool>::default();
+        let this = Self {
+            names,
+            bytes,
+            modes,
+            notifier: notifier.clone(),
+            device: device.try_clone()?,
+            keeps_names: keeps_names.clone(),
+        };
         for (name, lane) in [("forebay-names", &this.names), ("forebay-bytes", &this.bytes)] {
             let (lane, notifier, device) = (Arc::clone(lane), notifier.clone(), device.try_clone()?);
+            let keeps_names = keeps_names.clone();
             thread::Builder::new().name(name.to_owned()).spawn(move || {
                 while let Some((note, told)) = lane.next() {
-                    send(&notifier, &device, &note);
+                    match note {
+                        Note::AllNames if keeps_names.load(Ordering::Acquire) => {
+                            tracing::warn!("too many invalidations wait: names stay cached until their time is over");
+                        }
+                        note => send(&notifier, &device, &note),
+                    }
                     told.into_iter().for_each(|told| _ = told.send(()));
                 }
             })?;
@@ -186,6 +205,14 @@ impl KernelCache for KernelNotifier {
         self.names.push(Note::Name(parent, name.into()));
     }
 
+    fn expire_name(&self, parent: Ino, name: &[u8]) -> oneshot::Receiver<()> {
+        self.names.push_and_tell(Note::Expiry(parent, name.into()))
+    }
+
+    fn keep_names(&self, keep: bool) {
+        self.keeps_names.store(keep, Ordering::Release);
+    }
+
     fn invalidate_name_and_tell(&self, parent: Ino, name: &[u8]) -> oneshot::Receiver<()> {
         // If the lane is full, this note replaces those of all names.
         self.names.push(Note::Name(parent, name.into()));
@@ -198,6 +225,7 @@ impl KernelCache for KernelNotifier {
 fn send(notifier: &Notifier, device: &FuseDevice, note: &Note) {
     let sent = match note {
         Note::Name(parent, name) => notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)),
+        Note::Expiry(parent, name) => device.expire_name(*parent, name),
         Note::Attributes(ino) => notifier.inval_inode(INodeNo(ino.0), -1, 0),
         Note::Bytes(ino) => notifier.inval_inode(INodeNo(ino.0), 0, 0),
         Note::Tail(ino, from) => notifier.inval_inode(INodeNo(ino.0), *from, 0),
@@ -206,7 +234,8 @@ fn send(notifier: &Notifier, device: &FuseDevice, note: &Note) {
     match sent {
         Ok(()) => {}
         // No fault: the directory is not cached, or the mount ends.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENODEV | libc::ENOTCONN)) => {}
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::ENOTCONN)) => {}
         Err(error) => tracing::warn!(?note, %error, "the kernel did not accept an invalidation"),
     }
 }

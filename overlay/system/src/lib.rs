@@ -1,5 +1,6 @@
 //! Facts of the machine: processes and their capabilities, descriptors, mounts, the time of day.
 
+pub mod bind;
 pub mod capabilities;
 pub mod clock;
 pub mod descriptors;

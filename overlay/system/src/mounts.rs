@@ -14,6 +14,8 @@ pub const FS_TYPE: &str = "fuse.forebay";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
     pub mountpoint: PathBuf,
+    /// The directory of its file system that it shows.
+    pub root: PathBuf,
     pub fs_type: String,
     pub source: String,
     /// `major:minor` of the superblock.
@@ -42,12 +44,11 @@ fn parse(lines: impl BufRead) -> io::Result<Vec<MountEntry>> {
     for line in lines.split(b'\n') {
         let line = line?;
         let mut fields = line.split(|b| *b == b' ');
-        let device = fields.nth(2);
-        let mountpoint = fields.nth(1);
+        let (device, root, mountpoint) = (fields.nth(2), fields.next(), fields.next());
         let own = fields.next().unwrap_or_default();
         let mut tail = fields.skip_while(|f| *f != b"-").skip(1);
-        let (Some(device), Some(mountpoint), Some(fs_type), Some(source)) =
-            (device, mountpoint, tail.next(), tail.next())
+        let (Some(device), Some(root), Some(mountpoint), Some(fs_type), Some(source)) =
+            (device, root, mountpoint, tail.next(), tail.next())
         else {
             continue;
         };
@@ -55,6 +56,7 @@ fn parse(lines: impl BufRead) -> io::Result<Vec<MountEntry>> {
         let own = shown_flags(own);
         mounts.push(MountEntry {
             mountpoint: decode_octal(mountpoint),
+            root: decode_octal(root),
             fs_type: String::from_utf8_lossy(fs_type).into_owned(),
             source: decode_octal(source).to_string_lossy().into_owned(),
             device: String::from_utf8_lossy(device).into_owned(),
@@ -73,6 +75,23 @@ fn shown_flags(options: &[u8]) -> MountFlags {
     options.split(|b| *b == b',').filter_map(flag).collect()
 }
 
+/// Returns all mounts in the namespace of a process.
+pub fn list_of(pid: u32) -> io::Result<Vec<MountEntry>> {
+    parse(io::BufReader::new(std::fs::File::open(format!("/proc/{pid}/mountinfo"))?))
+}
+
+/// Returns those among all mounts that show a tree of another mount, which is given by its path. The last made is first.
+pub fn that_show<'a>(all: &'a [MountEntry], tree: &Path) -> Vec<&'a MountEntry> {
+    // Of mounts at one place, the last one counts.
+    let holds = all.iter().rev().filter(|at| tree.starts_with(&at.mountpoint));
+    let holder = holds.max_by_key(|at| at.mountpoint.components().count());
+    let Some((holder, below)) = holder.and_then(|at| Some((at, tree.strip_prefix(&at.mountpoint).ok()?))) else {
+        return Vec::new();
+    };
+    let root = if below.as_os_str().is_empty() { holder.root.clone() } else { holder.root.join(below) };
+    all.iter().rev().filter(|at| at.device == holder.device && at.root == root && at.mountpoint != tree).collect()
+}
+
 /// Returns the mount at exactly this path, the topmost if there are several.
 pub fn at(mountpoint: &Path) -> io::Result<Option<MountEntry>> {
     Ok(list()?.into_iter().rev().find(|m| m.mountpoint == mountpoint))
@@ -85,8 +104,7 @@ pub fn is_ours(mountpoint: &Path) -> bool {
 
 /// Returns the same from the view of another process, which may have a mount namespace of its own.
 pub fn is_ours_for(pid: u32, mountpoint: &Path) -> bool {
-    let mounts = std::fs::File::open(format!("/proc/{pid}/mountinfo")).and_then(|file| parse(io::BufReader::new(file)));
-    let at = mounts.ok().and_then(|mounts| mounts.into_iter().rev().find(|m| m.mountpoint == mountpoint));
+    let at = list_of(pid).ok().and_then(|mounts| mounts.into_iter().rev().find(|m| m.mountpoint == mountpoint));
     at.is_some_and(|m| m.fs_type == FS_TYPE)
 }
 
@@ -238,12 +256,29 @@ mod tests {
                      37 35 0:44 / /x ro,nodev - tmpfs tmpfs rw\nrubbish\n";
         let mounts = parse(&text[..]).unwrap();
         assert_eq!(mounts.len(), 2);
-        assert_eq!(mounts[0].mountpoint, Path::new("/mnt/a b"));
+        assert_eq!(
+            (mounts[0].mountpoint.as_path(), mounts[0].root.as_path()),
+            (Path::new("/mnt/a b"), Path::new("/r"))
+        );
         assert_eq!((mounts[0].fs_type.as_str(), mounts[0].source.as_str()), ("fuse.forebay", "/po ol"));
         assert_eq!((mounts[0].read_only, mounts[1].read_only), (false, true));
         assert_eq!(mounts[0].flags, MountFlags::NOATIME | MountFlags::SYNCHRONOUS);
         assert_eq!((mounts[1].fs_type.as_str(), mounts[1].device.as_str()), ("tmpfs", "0:44"));
         assert_eq!((mounts[0].is_roots(), mounts[1].is_roots()), (true, false));
+    }
+
+    #[test]
+    fn a_tree_is_found_where_it_is_mounted_again() {
+        let text = b"1 0 8:1 / / rw - ext4 /dev/a rw\n\
+                     2 1 8:2 /vol /fast rw - xfs /dev/b rw\n\
+                     3 1 0:50 / /m rw - fuse.forebay pool rw\n\
+                     4 3 8:2 /vol/content/views/view-1/top /m/a ro - xfs /dev/b rw\n\
+                     5 3 8:2 /vol/content/views/view-2/top /m/b ro - xfs /dev/b rw\n\
+                     6 3 8:1 /vol/content/views/view-1/top /m/c ro - ext4 /dev/a rw\n";
+        let all = parse(&text[..]).unwrap();
+        let found = that_show(&all, Path::new("/fast/content/views/view-1/top"));
+        assert_eq!(found.iter().map(|at| at.mountpoint.as_path()).collect::<Vec<_>>(), [Path::new("/m/a")]);
+        assert!(that_show(&all, Path::new("/other/content/views/view-1/top")).is_empty());
     }
 
     #[test]

@@ -58,13 +58,13 @@ pub(super) fn open_dir(at: impl AsFd, path: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Opens a directory below another one. No part of the path may be a symbolic link, or lie on another file system.
-pub(super) fn open_below(at: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+pub(crate) fn open_below(at: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     Ok(rustix::fs::openat2(at, path, DIRECTORY, Mode::empty(), resolve)?)
 }
 
-pub(super) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+pub(crate) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
@@ -76,11 +76,11 @@ pub(super) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-pub(super) fn stat_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Stat> {
+pub(crate) fn stat_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Stat> {
     Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-pub(super) fn kind_of(stat: &Stat) -> FileType {
+pub(crate) fn kind_of(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 

@@ -257,6 +257,10 @@ impl Inner {
             return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("{}: no version", node.ino)));
         };
         let content = if file.is_absent() { None } else { Some(self.content(node.ino, state)?) };
+        if file.content().is_some_and(|id| self.is_in_view(id)) {
+            let what = format!("{}: a view shows its content as it is", node.ino);
+            return Err(Error::new(ErrorKind::Busy, Side::Cache, what));
+        }
         let extents = if file.is_partial() { self.residency(state)?.extents().clone() } else { ExtentSet::default() };
         Ok(ResidentPart { version, file, size: state.record.size, extents, content })
     }

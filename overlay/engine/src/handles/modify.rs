@@ -48,7 +48,12 @@ impl Inner {
         let _writing = self.begin_writing(node);
         check_current(&node.state.lock())?;
         let mut missing = false;
-        if node.state.lock().record.file.is_dirty() {
+        // From now on, no view is laid of it: it counts as written.
+        let is_in_view = node.state.lock().record.file.content().is_some_and(|id| self.is_in_view(id));
+        if is_in_view && was_open {
+            return Err(self.in_use_by_view(node));
+        }
+        if !is_in_view && node.state.lock().record.file.is_dirty() {
             let content = self.content(node.ino, &mut node.state.lock());
             missing = content.as_ref().is_err_and(|e| e.is(ErrorKind::Corrupt));
             // A missing content file is replaced by a new one.
@@ -103,7 +108,12 @@ impl Inner {
         if size == 0 {
             return self.truncate_to_zero(node).await;
         }
+        self.leave_views(node).await?;
         let _writing = self.begin_writing(node);
+        if node.state.lock().record.file.content().is_some_and(|id| self.is_in_view(id)) {
+            // A view was laid meanwhile.
+            return Err(self.in_use_by_view(node));
+        }
         let content = self.make_writable(node).await?;
         let file = content.file.clone();
         blocking(move || file.set_len(size).map_err(super::failed)).await?;

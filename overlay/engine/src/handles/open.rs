@@ -89,6 +89,9 @@ impl Overlay {
                     Err(e) => return Err(e),
                 }
             }
+            if write {
+                inner.leave_views(&node).await?;
+            }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
                 // Attributes that the kernel has cached would not follow writes that bypass the daemon.
                 let bypasses = write && opened.resident.is_some();
@@ -228,6 +231,10 @@ impl Inner {
             },
             false => None,
         };
+        if write && resident.as_ref().is_some_and(|content| self.is_in_view(ContentId(content.id))) {
+            // The view was laid since the file left others.
+            return Ok(None);
+        }
         if let Some(content) = resident.as_ref().or(state.content.as_ref())
             && !state.record.file.is_dirty()
             && self.catalog.glance_written_back(content).is_err()

@@ -113,6 +113,10 @@ impl Overlay {
     async fn release_each(&self, request: &ReleaseRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
         let (owner, _) = inner.owner(request.job.as_deref(), &request.owner);
+        if inner.is_view(owner) {
+            let what = format!("the leases of {owner} end with it: forebay view end {owner}");
+            return Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        }
         let files = match request.paths.is_empty() {
             true => {
                 let (inner, owner) = (inner.clone(), owner.to_owned());

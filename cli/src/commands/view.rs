@@ -1,0 +1,254 @@
+//! `forebay view`, and `forebay stage --view`: staged trees that programs read without the daemon.
+
+use std::path::{Path, PathBuf};
+
+use forebay_api::operator::StageRequest;
+use forebay_api::views::{View, ViewChanges, ViewPhase, ViewRequest, ViewVerb};
+use forebay_daemon::protocol::{Reply, Request};
+use forebay_daemon::registry::{self, RegisteredMount};
+use forebay_daemon::{Failure, FailureKind, client, view_mounts};
+use serde::Serialize;
+
+use super::transfer::STAGE;
+use crate::args::{PathArgs, StageArgs, ViewCommand};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::progress;
+use crate::registration;
+use crate::targets;
+use crate::values::{bytes, files, moment, shown};
+
+/// How often files are staged again because they changed before the view was laid.
+const ATTEMPTS: u32 = 3;
+
+pub fn run(command: ViewCommand, output: &Output) -> Result<Exit, Failure> {
+    match command {
+        ViewCommand::List { path } => list(path.as_deref(), output),
+        ViewCommand::Show { view } => show(&view, output),
+        ViewCommand::End { view, lazy } => end(&view, lazy, output),
+        ViewCommand::Restore { path } => restore(path.as_deref(), output),
+    }
+}
+
+/// Stages each path, and mounts a view of it.
+pub fn make(args: StageArgs, job: Option<String>, output: &Output) -> Result<Exit, Failure> {
+    let targets = targets::of(&PathArgs { paths: args.paths.clone(), null: args.null })?;
+    for target in targets {
+        for path in target.paths {
+            let request = ViewRequest {
+                path,
+                job: job.clone(),
+                lease_secs: args.lease.map(|lease| lease.as_secs()),
+                for_job: args.view.for_job.is_some(),
+            };
+            let view = begin(&target.entry, ViewVerb::Begin(request))?;
+            let made = complete(&target.entry, &view, &args, output);
+            if !matches!(made, Ok(Exit::Done)) {
+                let _ = verb(&target.entry, ViewVerb::End { id: view.id });
+                return made;
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Stages the files of a view, lays its tree, and mounts it.
+fn complete(entry: &RegisteredMount, view: &View, args: &StageArgs, output: &Output) -> Result<Exit, Failure> {
+    let mut attempt = 0;
+    let laid = loop {
+        attempt += 1;
+        let request = StageRequest {
+            paths: vec![view.path.clone()],
+            lease_owner: view.id.clone(),
+            lease_secs: args.lease.map(|lease| lease.as_secs()),
+            bytes_per_second: args.rate,
+            ..StageRequest::default()
+        };
+        let summary = progress::follow(entry, &Request::Stage(request), STAGE, output)?;
+        if summary.failed > 0 || summary.refused.is_some() {
+            progress::summarise(&summary, STAGE, false, output);
+            return Ok(Exit::Incomplete);
+        }
+        match begin(entry, ViewVerb::Lay { id: view.id.clone(), allow_copy: args.view.allow_copy }) {
+            // A file changed since it was staged.
+            Err(failure) if failure.kind == FailureKind::Busy && attempt < ATTEMPTS => {}
+            laid => break laid?,
+        }
+    };
+    view_mounts::attach(entry, &laid, args.view.for_job)?;
+    match output.json {
+        true => output.json(&at_mount(entry, &laid)),
+        false => output.line(line(entry, &laid)),
+    }
+    Ok(Exit::Done)
+}
+
+fn list(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    targets::each(registration::mounts(path)?, output, |entry| {
+        for view in views(&entry)? {
+            match output.json {
+                true => output.json(&at_mount(&entry, &view)),
+                false => output.line(line(&entry, &view)),
+            }
+        }
+        Ok(Exit::Done)
+    })
+}
+
+fn show(named: &Path, output: &Output) -> Result<Exit, Failure> {
+    let (entry, view) = find(named)?;
+    let changes = verb(&entry, ViewVerb::Compare { id: view.id.clone() })?.into_iter().find_map(|reply| match reply {
+        Reply::ViewChanges(changes) => Some(changes),
+        _ => None,
+    });
+    let changes = changes.unwrap_or_default();
+    if output.json {
+        output.json(&ViewWithChanges { view: at_mount(&entry, &view), changes: &changes });
+        return Ok(Exit::Done);
+    }
+    output.line(line(&entry, &view));
+    output.line(newer(&changes));
+    for (what, path) in &changes.named {
+        output.line(format!("{what}: {}", shown(path)));
+    }
+    Ok(Exit::Done)
+}
+
+fn newer(changes: &ViewChanges) -> String {
+    match changes.changed + changes.added + changes.removed {
+        0 => "the pool has nothing newer".into(),
+        _ => format!(
+            "newer in the pool: {} changed, {} added, {} removed; `forebay view end`, then `forebay stage --view` shows them",
+            changes.changed, changes.added, changes.removed
+        ),
+    }
+}
+
+fn end(named: &Path, lazy: bool, output: &Output) -> Result<Exit, Failure> {
+    let (entry, view) = find(named)?;
+    view_mounts::detach(&view, lazy)?;
+    verb(&entry, ViewVerb::End { id: view.id.clone() })?;
+    if !output.json {
+        output.line(format!("{}: ended", view.id));
+    }
+    Ok(Exit::Done)
+}
+
+fn restore(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    targets::each(registration::mounts(path)?, output, |entry| {
+        let to_restore =
+            |view: &View| view.phase == ViewPhase::Laid && !view.for_job && !view_mounts::is_mounted(&entry, view);
+        for view in views(&entry)?.into_iter().filter(to_restore) {
+            view_mounts::attach(&entry, &view, None)?;
+            match output.json {
+                true => output.json(&at_mount(&entry, &view)),
+                false => output.line(line(&entry, &view)),
+            }
+        }
+        Ok(Exit::Done)
+    })
+}
+
+/// Mounts the views of a mount that was just made. A failure is a note: the mount serves.
+pub fn restore_after_mount(mountpoint: &Path, output: &Output) {
+    let Ok(found) = registry::locate(mountpoint) else { return };
+    for view in views(&found.entry).unwrap_or_default() {
+        if view.phase == ViewPhase::Laid
+            && !view.for_job
+            && let Err(failure) = view_mounts::attach(&found.entry, &view, None)
+        {
+            output.note(format!("{}: {failure}", view.id));
+        }
+    }
+}
+
+/// Returns the view that is named, or that shows a path or what is above it.
+fn find(named: &Path) -> Result<(RegisteredMount, View), Failure> {
+    let by_path = forebay_daemon::paths::absolute(named).unwrap_or_else(|_| named.to_owned());
+    for entry in registration::mounts(None)? {
+        for view in views(&entry)? {
+            if Path::new(&view.id) == named || by_path.starts_with(view_mounts::place(&entry, &view)) {
+                return Ok((entry, view));
+            }
+        }
+    }
+    Err(Failure::new(FailureKind::Usage, format!("there is no view {}", named.display())).remedy("forebay view list"))
+}
+
+fn views(entry: &RegisteredMount) -> Result<Vec<View>, Failure> {
+    let replies = verb(entry, ViewVerb::List)?;
+    Ok(replies
+        .into_iter()
+        .filter_map(|reply| if let Reply::Views(views) = reply { Some(views) } else { None })
+        .flatten()
+        .collect())
+}
+
+/// Carries out a verb whose answer is one view.
+fn begin(entry: &RegisteredMount, request: ViewVerb) -> Result<View, Failure> {
+    for reply in verb(entry, request)? {
+        if let Reply::Views(mut views) = reply
+            && let Some(view) = views.pop()
+        {
+            return Ok(view);
+        }
+    }
+    Err(Failure::new(FailureKind::Other, "the daemon answered with no view"))
+}
+
+fn verb(entry: &RegisteredMount, verb: ViewVerb) -> Result<Vec<Reply>, Failure> {
+    client::call(entry, &Request::View(verb))?.collect()
+}
+
+fn line(entry: &RegisteredMount, view: &View) -> String {
+    let place = view_mounts::place(entry, view);
+    let until = match (&view.job, view.expires_unix) {
+        (Some(job), _) => format!("until job {} ends", shown(job)),
+        (None, Some(at)) => format!("until {}", moment(at)),
+        (None, None) => "until it is ended".into(),
+    };
+    let state = match view.phase {
+        ViewPhase::Staging => "being staged".to_owned(),
+        ViewPhase::Ending => "ending".to_owned(),
+        ViewPhase::Laid if view.for_job => "in its job's namespace".to_owned(),
+        ViewPhase::Laid if view_mounts::is_mounted(entry, view) => "mounted".to_owned(),
+        ViewPhase::Laid => "not mounted: forebay view restore".to_owned(),
+    };
+    let copied =
+        if view.copied_bytes > 0 { format!(", {} of it copied", bytes(view.copied_bytes)) } else { String::new() };
+    format!(
+        "{}: {}: {} and {} directories, {}{copied}; as of {}; {until}; {state}",
+        shown(&place.display().to_string()),
+        view.id,
+        files(view.files),
+        view.directories,
+        bytes(view.bytes),
+        moment(view.created_unix)
+    )
+}
+
+#[derive(Serialize)]
+struct ViewAtMount<'a> {
+    mountpoint: &'a Path,
+    place: PathBuf,
+    mounted: bool,
+    #[serde(flatten)]
+    view: &'a View,
+}
+
+#[derive(Serialize)]
+struct ViewWithChanges<'a> {
+    #[serde(flatten)]
+    view: ViewAtMount<'a>,
+    #[serde(flatten)]
+    changes: &'a ViewChanges,
+}
+
+fn at_mount<'a>(entry: &'a RegisteredMount, view: &'a View) -> ViewAtMount<'a> {
+    ViewAtMount {
+        mountpoint: entry.mountpoint(),
+        place: view_mounts::place(entry, view),
+        mounted: view_mounts::is_mounted(entry, view),
+        view,
+    }
+}

@@ -1,0 +1,160 @@
+//! The entries of a view, and how they look.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, linkat,
+    lsetxattr, mkdirat, mknodat, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+
+use crate::scratch::stat_of;
+use crate::{ContentId, ContentStore};
+
+/// What an entry is, and what programs see of it beside its content.
+#[derive(Debug, Clone)]
+pub struct EntryLook {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub rdev: u64,
+    pub target: Option<Box<[u8]>>,
+    pub atime: Time,
+    pub mtime: Time,
+    /// Extended attributes and ACLs: name and value.
+    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+}
+
+/// What became of a file that was to be laid into a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaidFile {
+    Linked,
+    /// It lies on another device, or has too many names. These bytes were copied.
+    Copied(u64),
+}
+
+impl ContentStore {
+    /// Gives a content file a name in a view.
+    ///
+    /// # Errors
+    /// `CrossDevice` if it cannot have one there, and copies are not allowed; `Corrupt` if it has another size than its
+    /// record.
+    pub fn lay_file(
+        &self,
+        content: ContentId,
+        (dir, name): (&OwnedFd, &[u8]),
+        look: &EntryLook,
+        allow_copy: bool,
+    ) -> Result<LaidFile> {
+        let path = self.path(content)?;
+        let laid = match linkat(CWD, &path, dir, name, AtFlags::empty()) {
+            Ok(()) => LaidFile::Linked,
+            Err(Errno::XDEV | Errno::MLINK | Errno::OPNOTSUPP | Errno::PERM) if allow_copy => {
+                LaidFile::Copied(copy(&path, dir, name).map_err(|e| failed(name, e))?)
+            }
+            Err(Errno::XDEV) => return Err(not_linked(name, "its content lies on another device")),
+            Err(Errno::MLINK) => return Err(not_linked(name, "it has the most hard links that its device allows")),
+            Err(Errno::OPNOTSUPP | Errno::PERM) => return Err(not_linked(name, "its device has no hard links")),
+            Err(e) => return Err(failed(name, e.into())),
+        };
+        let stat = stat_of(dir, name).map_err(|e| failed(name, e))?;
+        if stat.st_size as u64 != look.size {
+            let what = format!(
+                "{}: its content file has {} bytes instead of {}: evict it, and stage it again",
+                name.escape_ascii(),
+                stat.st_size,
+                look.size
+            );
+            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+        }
+        set_look(dir, name, look, &stat).map_err(|e| failed(name, e))?;
+        Ok(laid)
+    }
+}
+
+/// Makes an entry without content. A directory is open to the daemon alone until [`finish_directory`].
+pub fn lay_other(dir: &OwnedFd, name: &[u8], look: &EntryLook) -> Result<()> {
+    let made = || -> io::Result<()> {
+        match look.kind {
+            FileKind::Directory => return Ok(mkdirat(dir, name, Mode::from_raw_mode(0o700))?),
+            FileKind::Symlink => symlinkat(look.target.as_deref().unwrap_or_default(), dir, name)?,
+            kind => mknodat(dir, name, file_type(kind), Mode::empty(), look.rdev)?,
+        }
+        set_look(dir, name, look, &stat_of(dir, name)?)
+    };
+    made().map_err(|e| failed(name, e))
+}
+
+/// Gives a directory its rights and times, after its entries are there.
+pub fn finish_directory(view: &OwnedFd, path: &[u8], look: &EntryLook) -> Result<()> {
+    stat_of(view, path).and_then(|stat| set_look(view, path, look, &stat)).map_err(|e| failed(path, e))
+}
+
+/// Removes a name that a view gave to a file. Returns the bytes that are free now. A content file that keeps another name
+/// keeps the rights that the view gave it: only the daemon's user reaches it there.
+pub(super) fn remove_link(dir: &OwnedFd, name: &[u8]) -> io::Result<u64> {
+    let stat = stat_of(dir, name)?;
+    unlinkat(dir, name, AtFlags::empty())?;
+    Ok(if stat.st_nlink == 1 { stat.st_blocks as u64 * 512 } else { 0 })
+}
+
+fn set_look(dir: &OwnedFd, name: &[u8], look: &EntryLook, have: &Stat) -> io::Result<()> {
+    if (have.st_uid, have.st_gid) != (look.uid, look.gid) {
+        let (uid, gid) = (Uid::from_raw(look.uid), Gid::from_raw(look.gid));
+        chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    if look.kind != FileKind::Symlink {
+        // After the owner: a change of the owner clears set-id bits.
+        chmodat(dir, name, Mode::from_raw_mode(look.mode & 0o7777), AtFlags::empty())?;
+        for (attribute, value) in &look.xattrs {
+            lsetxattr(&*proc_path(dir, name), &**attribute, value, XattrFlags::empty())?;
+        }
+    }
+    let spec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: i64::from(time.nanos) };
+    let times = Timestamps { last_access: spec(look.atime), last_modification: spec(look.mtime) };
+    Ok(utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+/// The path of an entry for the system calls that take no directory.
+fn proc_path(dir: &OwnedFd, name: &[u8]) -> Vec<u8> {
+    [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat()
+}
+
+/// Copies a content file into a view; a file system with reflinks copies no bytes. Returns the bytes that it occupies.
+fn copy(from: &Path, dir: &OwnedFd, name: &[u8]) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut from = File::open(from)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut to = File::from(rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600))?);
+    if rustix::fs::ioctl_ficlone(&to, &from).is_err() {
+        io::copy(&mut from, &mut to)?;
+    }
+    Ok(to.metadata()?.blocks() * 512)
+}
+
+fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Fifo => FileType::Fifo,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharacterDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Directory => FileType::Directory,
+        FileKind::File => FileType::RegularFile,
+    }
+}
+
+fn not_linked(name: &[u8], why: &str) -> Error {
+    let what = format!("{}: {why}: --allow-copy copies such files into the view", name.escape_ascii());
+    Error::new(ErrorKind::CrossDevice, Side::Cache, what)
+}
+
+fn failed(name: &[u8], error: io::Error) -> Error {
+    Error::io(error, Side::Cache, name.escape_ascii().to_string())
+}

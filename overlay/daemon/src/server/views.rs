@@ -1,0 +1,21 @@
+//! Requests about views.
+
+use forebay_api::views::ViewVerb;
+use forebay_backends::Result;
+use forebay_engine::{Overlay, blocking};
+
+use crate::protocol::Reply;
+
+pub async fn carry_out(overlay: &Overlay, verb: ViewVerb) -> Result<Reply> {
+    match verb {
+        ViewVerb::Begin(request) => Ok(Reply::Views(vec![overlay.begin_view(request).await?])),
+        ViewVerb::Lay { id, allow_copy } => Ok(Reply::Views(vec![overlay.lay_view(&id, allow_copy).await?])),
+        ViewVerb::List => Ok(Reply::Views(overlay.views()?)),
+        ViewVerb::Compare { id } => Ok(Reply::ViewChanges(overlay.compare_view(&id).await?)),
+        ViewVerb::End { id } => {
+            let overlay = overlay.clone();
+            blocking(move || overlay.end_view(&id)).await?;
+            Ok(Reply::Views(Vec::new()))
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The mounts of views: clients make them, because a daemon that is confined mounts nothing.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use forebay_api::views::View;
+use forebay_system::bind::{self, DetachedMount};
+use forebay_system::mounts::{self, MountEntry};
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::mount::MountFlags;
+
+use crate::registry::RegisteredMount;
+use crate::{Failure, FailureKind, paths};
+
+/// Returns the path at which a view is mounted.
+pub fn place(entry: &RegisteredMount, view: &View) -> PathBuf {
+    let inner = paths::decode(&view.path).unwrap_or_default();
+    entry.mountpoint().join(std::ffi::OsStr::from_bytes(&inner))
+}
+
+/// Returns whether a view is mounted at its place, in this process's namespace.
+pub fn is_mounted(entry: &RegisteredMount, view: &View) -> bool {
+    let all = mounts::list().unwrap_or_default();
+    let place = place(entry, view);
+    mounts::that_show(&all, Path::new(&view.tree)).iter().any(|at| at.mountpoint == place)
+}
+
+/// Mounts a view over its path, read-only: for all, or only in the mount namespace of a process. One that is mounted
+/// already stays.
+pub fn attach(entry: &RegisteredMount, view: &View, namespace_of: Option<u32>) -> Result<(), Failure> {
+    let place = place(entry, view);
+    let refused = |error: io::Error| Failure::given(format!("cannot mount {} at {}", view.id, place.display()), &error);
+    let flags = mounts::at(entry.mountpoint()).map_err(refused)?.map_or(MountFlags::empty(), |at| at.flags);
+    let mount = || DetachedMount::of(Path::new(&view.tree), flags);
+    match namespace_of {
+        None if is_mounted(entry, view) => Ok(()),
+        None => mount().and_then(|mount| attach_here(mount, entry.mountpoint(), &place, view)).map_err(refused),
+        Some(pid) if bind::is_apart(pid).map_err(refused)? => {
+            // Made in this namespace, where the tree can be reached.
+            let mount = mount().map_err(refused)?;
+            let mountpoint = entry.mountpoint();
+            bind::in_namespace_of(pid, mountpoint, || attach_here(mount, mountpoint, &place, view)).map_err(refused)
+        }
+        Some(pid) => {
+            Err(Failure::usage(format!("process {pid} sees the same mounts as all: it has no namespace of its own"))
+                .remedy("start the job with one (Slurm: JobContainerType=job_container/tmpfs; else unshare --mount)"))
+        }
+    }
+}
+
+fn attach_here(mount: DetachedMount, mountpoint: &Path, place: &Path, view: &View) -> io::Result<()> {
+    learn_names(mountpoint, place);
+    let at = bind::open_place(place)?;
+    let (stat, of_mount) = (rustix::fs::fstat(&at)?, rustix::fs::stat(mountpoint)?);
+    if (stat.st_dev, stat.st_ino) != (of_mount.st_dev, view.ino) {
+        return Err(io::Error::other("another file or mount is there by now: end the view, and make it again"));
+    }
+    mount.attach(at)
+}
+
+/// Makes the kernel ask for what it needs to find a place below a mount. It may keep these answers while the view lasts,
+/// so that the place is found even if no daemon answers.
+fn learn_names(mountpoint: &Path, place: &Path) {
+    let below = place.ancestors().take_while(|path| path.starts_with(mountpoint));
+    for path in below.collect::<Vec<_>>().into_iter().rev() {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+        let _ = statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS);
+        let _ = rustix::fs::lgetxattr(path, "system.posix_acl_access", &mut [0u8; 1024][..]);
+    }
+}
+
+/// Detaches the mounts of a view in this process's namespace.
+///
+/// # Errors
+/// `Busy`, with the processes that use it, if `lazy` is false.
+pub fn detach(view: &View, lazy: bool) -> Result<(), Failure> {
+    let all = mounts::list().map_err(|e| Failure::io("the list of mounts", &e))?;
+    mounts::that_show(&all, Path::new(&view.tree)).into_iter().try_for_each(|at| detach_one(at, lazy))
+}
+
+/// Detaches the mounts of all views below a mount. Returns where they were.
+pub fn detach_below(mountpoint: &Path, lazy: bool) -> Result<Vec<PathBuf>, Failure> {
+    let all = mounts::list().map_err(|e| Failure::io("the list of mounts", &e))?;
+    let views = all.iter().rev().filter(|at| is_view(&at.root) && is_below(mountpoint, &at.mountpoint));
+    views.map(|at| detach_one(at, lazy).map(|()| at.mountpoint.clone())).collect()
+}
+
+fn is_below(mountpoint: &Path, place: &Path) -> bool {
+    place != mountpoint && place.starts_with(mountpoint)
+}
+
+/// Returns whether a directory is the tree of a view, by its path in its file system.
+fn is_view(root: &Path) -> bool {
+    let mut parts = root.iter().rev();
+    let has = |part: Option<&std::ffi::OsStr>, name: &str| part.is_some_and(|part| part == name);
+    has(parts.next(), "top")
+        && parts.next().is_some_and(|id| id.as_bytes().starts_with(b"view-"))
+        && has(parts.next(), "views")
+        && has(parts.next(), "content")
+}
+
+fn detach_one(at: &MountEntry, lazy: bool) -> Result<(), Failure> {
+    match bind::detach(&at.mountpoint, lazy) {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(in_use(&at.mountpoint)),
+        Err(error) => Err(Failure::given(format!("unmount {}", at.mountpoint.display()), &error)),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn in_use(place: &Path) -> Failure {
+    const SHOWN: usize = 5;
+    let holders: Vec<String> = mounts::holders(place, SHOWN).iter().map(ToString::to_string).collect();
+    let who = if holders.is_empty() { "a process that this user may not see".into() } else { holders.join(", ") };
+    Failure::new(FailureKind::Busy, format!("the view at {} is in use by {who}", place.display()))
+        .remedy("end them, or use --lazy: they keep what they have open")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_is_known_by_its_path() {
+        assert!(is_view(Path::new("/nvme/fast/content/views/view-12/top")));
+        assert!(!is_view(Path::new("/nvme/fast/content/views/other/top")));
+        assert!(!is_view(Path::new("/home/views/view-12/top")));
+        assert!(!is_view(Path::new("/")));
+    }
+}

@@ -1,0 +1,105 @@
+//! Before a file is changed in place, it leaves the views that show it: it gets a content file of its own.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::{ContentId, Stamp};
+use forebay_catalog::ContentRecord;
+
+use crate::handles::failed;
+use crate::node::Node;
+use crate::{Inner, Txn, blocking};
+
+/// How often it is tried again because the file changed meanwhile.
+const ATTEMPTS: u32 = 5;
+/// Bytes that one system call copies, at most.
+const COPIED_AT_ONCE: usize = 128 << 20;
+
+impl Inner {
+    /// Returns whether a view shows the present content of a file.
+    pub(crate) fn is_in_view(&self, id: ContentId) -> bool {
+        self.store.has_views() && self.store.stat(id).is_ok_and(|meta| meta.nlink() > 1)
+    }
+
+    pub(crate) fn in_use_by_view(&self, node: &Node) -> Error {
+        let what = format!("{}: it is open, and a view shows it: end the view first", self.display(node.ino));
+        Error::new(ErrorKind::Os(libc::ETXTBSY), Side::Application, what)
+    }
+
+    /// Gives a file that is about to be changed a content file that no view shows. The present one stays in the views.
+    ///
+    /// # Errors
+    /// `ETXTBSY` if programs have the file open through the mount: they would go on reading the old content file.
+    pub(crate) async fn leave_views(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        for _ in 0..ATTEMPTS {
+            let (id, content, is_open, bytes) = {
+                let mut state = node.state.lock();
+                let Some(id) = state.record.file.content().filter(|id| self.is_in_view(*id)) else { return Ok(()) };
+                if !state.record.file.is_whole() {
+                    return Ok(());
+                }
+                (id, self.content(node.ino, &mut state)?, state.opens.any(), self.counted_bytes(&mut state))
+            };
+            if is_open {
+                return Err(self.in_use_by_view(node));
+            }
+            let space = self.reserve(bytes).await?;
+            let (inner, node) = (self.clone(), node.clone());
+            let left = blocking(move || {
+                let stamp = Stamp::of(&content.file)?;
+                let copy = inner.spares.take()?;
+                copy_bytes(&content.file, &copy.file).map_err(failed)?;
+                // The content may be the only copy.
+                copy.file.sync_data().map_err(failed)?;
+                let occupied = copy.file.metadata().map_err(failed)?.blocks() * 512;
+                let mut txn = Txn::begin(&inner);
+                let state = txn.state(node.ino)?;
+                let same = state.record.file.content() == Some(id) && Stamp::of(&content.file)? == stamp;
+                if !same || state.opens.any() || state.is_deleted() {
+                    return Ok(false);
+                }
+                let record = txn.record(node.ino)?;
+                record.file = record.file.moved(ContentId(copy.id))?;
+                let (atime, mtime) = (record.atime, record.mtime);
+                if record.file.is_dirty() {
+                    // The times of the content file are the truth.
+                    let meta = content.file.metadata().map_err(failed)?;
+                    let times = std::fs::FileTimes::new()
+                        .set_modified(meta.modified().map_err(failed)?)
+                        .set_accessed(meta.accessed().map_err(failed)?);
+                    copy.file.set_times(times).map_err(failed)?;
+                } else {
+                    crate::handles::set_mtime(&copy.file, atime, mtime)?;
+                }
+                let mut residency = ContentRecord::empty(node.ino, inner.catalog.epoch());
+                residency.bytes = occupied;
+                txn.put_content(node.ino, copy, residency)?;
+                txn.discard(id, bytes);
+                txn.commit()?;
+                inner.store.budget.account(0, occupied);
+                inner.keep_open(node.ino);
+                inner.tell_kernel_inode(node.ino, true);
+                Ok(true)
+            })
+            .await?;
+            drop(space);
+            if left {
+                return Ok(());
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, Side::Cache, format!("{}: changes all the time", self.display(node.ino))))
+    }
+}
+
+/// Copies a file; a file system with reflinks copies no bytes.
+fn copy_bytes(from: &File, to: &File) -> io::Result<()> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    let (mut at, mut written) = (0, 0);
+    while rustix::fs::copy_file_range(from, Some(&mut at), to, Some(&mut written), COPIED_AT_ONCE)? > 0 {}
+    Ok(())
+}
