@@ -37,44 +37,54 @@ pub fn make(args: StageArgs, job: Option<String>, output: &Output) -> Result<Exi
         for path in target.paths {
             let request = ViewRequest {
                 path,
-                job: job.clone(),
+                // The owner of the leases is the view; it ends with the job.
+                job: job.clone().or(args.owner.clone()),
                 lease_secs: args.lease.map(|lease| lease.as_secs()),
                 for_job: args.view.for_job.is_some(),
             };
-            let view = begin(&target.entry, ViewVerb::Begin(request))?;
-            let made = complete(&target.entry, &view, &args, output);
-            if !matches!(made, Ok(Exit::Done)) {
-                let _ = verb(&target.entry, ViewVerb::End { id: view.id });
-                return made;
+            match one(&target.entry, &request, &args, output)? {
+                Exit::Done => {}
+                exit => return Ok(exit),
             }
         }
     }
     Ok(Exit::Done)
 }
 
+/// Makes one view. What changes between the staging and the laying of its tree is staged again.
+fn one(entry: &RegisteredMount, request: &ViewRequest, args: &StageArgs, output: &Output) -> Result<Exit, Failure> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let view = answer(entry, ViewVerb::Begin(request.clone()))?;
+        match complete(entry, &view, args, output) {
+            Ok(Exit::Done) => return Ok(Exit::Done),
+            failed => {
+                let _ = verb(entry, ViewVerb::End { id: view.id });
+                match failed {
+                    Err(failure) if failure.kind == FailureKind::Busy && attempt < ATTEMPTS => {}
+                    failed => return failed,
+                }
+            }
+        }
+    }
+}
+
 /// Stages the files of a view, lays its tree, and mounts it.
 fn complete(entry: &RegisteredMount, view: &View, args: &StageArgs, output: &Output) -> Result<Exit, Failure> {
-    let mut attempt = 0;
-    let laid = loop {
-        attempt += 1;
-        let request = StageRequest {
-            paths: vec![view.path.clone()],
-            lease_owner: view.id.clone(),
-            lease_secs: args.lease.map(|lease| lease.as_secs()),
-            bytes_per_second: args.rate,
-            ..StageRequest::default()
-        };
-        let summary = progress::follow(entry, &Request::Stage(request), STAGE, output)?;
-        if summary.failed > 0 || summary.refused.is_some() {
-            progress::summarise(&summary, STAGE, false, output);
-            return Ok(Exit::Incomplete);
-        }
-        match begin(entry, ViewVerb::Lay { id: view.id.clone(), allow_copy: args.view.allow_copy }) {
-            // A file changed since it was staged.
-            Err(failure) if failure.kind == FailureKind::Busy && attempt < ATTEMPTS => {}
-            laid => break laid?,
-        }
+    let request = StageRequest {
+        paths: vec![view.path.clone()],
+        lease_owner: view.id.clone(),
+        lease_secs: args.lease.map(|lease| lease.as_secs()),
+        bytes_per_second: args.rate,
+        ..StageRequest::default()
     };
+    let summary = progress::follow(entry, &Request::Stage(request), STAGE, output)?;
+    if summary.failed > 0 || summary.refused.is_some() {
+        progress::summarise(&summary, STAGE, false, output);
+        return Ok(Exit::Incomplete);
+    }
+    let laid = answer(entry, ViewVerb::Lay { id: view.id.clone(), allow_copy: args.view.allow_copy })?;
     view_mounts::attach(entry, &laid, args.view.for_job)?;
     match output.json {
         true => output.json(&at_mount(entry, &laid)),
@@ -185,7 +195,7 @@ fn views(entry: &RegisteredMount) -> Result<Vec<View>, Failure> {
 }
 
 /// Carries out a verb whose answer is one view.
-fn begin(entry: &RegisteredMount, request: ViewVerb) -> Result<View, Failure> {
+fn answer(entry: &RegisteredMount, request: ViewVerb) -> Result<View, Failure> {
     for reply in verb(entry, request)? {
         if let Reply::Views(mut views) = reply
             && let Some(view) = views.pop()

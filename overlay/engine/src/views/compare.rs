@@ -1,8 +1,11 @@
 //! Compares a view with what the pool has now.
 
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,21 +21,16 @@ use crate::{Inner, Ino, blocking, parse_path};
 /// Paths that are named.
 const NAMED_MAX: usize = 100;
 
-impl ViewChangesExt for ViewChanges {
-    fn name(&mut self, what: &str, path: &[u8]) {
-        match what {
-            "changed" => self.changed += 1,
-            "added" => self.added += 1,
-            _ => self.removed += 1,
-        }
-        if self.named.len() < NAMED_MAX {
-            self.named.push((what.to_owned(), paths::encode(path)));
-        }
+/// Counts a difference, and names some of them.
+fn note(changes: &mut ViewChanges, what: &str, path: &PoolPath) {
+    match what {
+        "changed" => changes.changed += 1,
+        "added" => changes.added += 1,
+        _ => changes.removed += 1,
     }
-}
-
-trait ViewChangesExt {
-    fn name(&mut self, what: &str, path: &[u8]);
+    if changes.named.len() < NAMED_MAX {
+        changes.named.push((what.to_owned(), paths::encode(path.as_bytes())));
+    }
 }
 
 impl Inner {
@@ -42,45 +40,38 @@ impl Inner {
         let shown = parse_path(&record.path)?;
         let tree = tree_of(&self.store.view_path(record.device, id)?);
         self.revalidate(root, Age::Now).await?;
-        let now = self.tree(root, Ask::Names(Age::Since(Instant::now()))).await?;
+        // Makes the names known, and drops what the pool has replaced.
+        self.tree(root, Ask::Names(Age::Since(Instant::now()))).await?;
         let inner = self.clone();
-        blocking(move || inner.differences(&tree, &shown, &now)).await
+        blocking(move || inner.differences(root, &tree, shown)).await
     }
 
-    fn differences(&self, tree: &std::path::Path, shown: &PoolPath, now: &[(Ino, FileKind)]) -> Result<ViewChanges> {
+    fn differences(&self, root: Ino, tree: &Path, shown: PoolPath) -> Result<ViewChanges> {
         let mut changes = ViewChanges::default();
-        let mut known: HashSet<Vec<u8>> = HashSet::new();
-        for (ino, kind) in now {
-            // Each name of an inode below the tree.
-            let Some(path) = self.overlay_path(*ino) else { continue };
-            let Ok(below) = path.as_path().strip_prefix(shown.as_path()) else { continue };
-            let there = if below.as_os_str().is_empty() { tree.to_owned() } else { tree.join(below) };
-            known.insert(path.as_bytes().to_vec());
-            match std::fs::symlink_metadata(&there) {
-                Err(_) => changes.name("added", path.as_bytes()),
-                Ok(meta) if !self.is_shown_by(*ino, *kind, &meta) => changes.name("changed", path.as_bytes()),
+        let kind = self.node(root)?.state.lock().record.kind;
+        let mut left = vec![(root, kind, shown, tree.to_owned())];
+        while let Some((ino, kind, path, there)) = left.pop() {
+            match fs::symlink_metadata(&there) {
+                Err(_) => note(&mut changes, "added", &path),
+                Ok(meta) if !self.is_shown_by(ino, kind, &meta) => note(&mut changes, "changed", &path),
+                Ok(_) if kind == FileKind::Directory => {
+                    let mut gone: HashSet<OsString> = names_in(&there);
+                    for entry in self.entries(ino)? {
+                        let name = OsStr::from_bytes(&entry.name);
+                        gone.remove(name);
+                        left.push((entry.ino, entry.kind, path.join(&entry.name), there.join(name)));
+                    }
+                    gone.iter().for_each(|name| note(&mut changes, "removed", &path.join(name.as_bytes())));
+                }
                 Ok(_) => {}
             }
-            self.table.drop_idle(*ino);
-        }
-        let mut left = vec![tree.to_owned()];
-        while let Some(path) = left.pop() {
-            let Ok(below) = path.strip_prefix(tree) else { continue };
-            let in_mount =
-                if below.as_os_str().is_empty() { shown.clone() } else { shown.join(below.as_os_str().as_bytes()) };
-            if !known.contains(in_mount.as_bytes()) {
-                changes.name("removed", in_mount.as_bytes());
-                continue;
-            }
-            if std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) {
-                left.extend(std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
-            }
+            self.table.drop_idle(ino);
         }
         Ok(changes)
     }
 
     /// Returns whether an entry of a view is what the mount shows.
-    fn is_shown_by(&self, ino: Ino, kind: FileKind, meta: &std::fs::Metadata) -> bool {
+    fn is_shown_by(&self, ino: Ino, kind: FileKind, meta: &fs::Metadata) -> bool {
         match kind {
             FileKind::File => {
                 let content = self.node(ino).ok().and_then(|node| node.state.lock().record.file.content());
@@ -91,4 +82,8 @@ impl Inner {
             _ => true,
         }
     }
+}
+
+fn names_in(dir: &Path) -> HashSet<OsString> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
 }

@@ -9,7 +9,6 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::views::{EntryLook, LaidFile, TOP, finish_directory, lay_other, open_in_view};
 use forebay_catalog::{InodeRecord, ListingState};
 use forebay_system::clock::unix_now;
-use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::oneshot::Receiver;
 
 use super::ViewRecord;
@@ -17,8 +16,6 @@ use crate::{Dirent, Inner, Ino, Overlay, blocking};
 
 /// Entries that are laid in a row before others get the thread.
 const ENTRIES_AT_ONCE: usize = 1_024;
-/// Requests for attributes and targets that the catalog does not have, at the same time.
-const ASKED_AT_ONCE: usize = 16;
 /// Failures that the message names.
 const NAMED_FAILURES: usize = 3;
 
@@ -150,15 +147,11 @@ impl Inner {
     ) -> Result<LayingTree> {
         // What the pool must be asked for.
         let overlay = Overlay { inner: self.clone() };
-        let overlay = &overlay;
-        let each: Vec<(Ino, FileKind)> = entries.iter().map(|entry| (entry.ino, entry.kind)).collect();
-        let asked = stream::iter(each).map(|(ino, kind)| async move {
-            match kind {
-                FileKind::Symlink => overlay.readlink(ino).await.map(drop),
-                _ => overlay.inner.known_xattrs(ino).await.map(drop),
-            }
-        });
-        asked.buffer_unordered(ASKED_AT_ONCE).try_collect::<()>().await?;
+        for entry in entries.iter().filter(|entry| entry.kind == FileKind::Symlink) {
+            overlay.readlink(entry.ino).await?;
+        }
+        let with_xattrs = entries.iter().filter(|entry| entry.kind != FileKind::Symlink);
+        self.learn_xattrs(with_xattrs.map(|entry| entry.ino).collect()).await?;
         for entry in entries.iter().filter(|entry| entry.kind == FileKind::Directory) {
             let below = if path.is_empty() { entry.name.to_vec() } else { [&path, &b"/"[..], &entry.name].concat() };
             dirs.push(LaidDirectory { ino: entry.ino, path: below });

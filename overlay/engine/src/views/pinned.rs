@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::RwLock;
 use tokio::sync::oneshot::Receiver;
 
+use crate::acl;
 use crate::coherence::Age;
 use crate::{Inner, Ino};
 
@@ -100,17 +101,20 @@ impl Inner {
     pub(super) async fn look_at_pinned_names(&self) {
         let inos: HashSet<Ino> = self.views.pinned.of_views.read().values().flatten().map(|name| name.ino).collect();
         for ino in inos {
-            let rights = || {
-                let node = self.node(ino).ok()?;
-                let record = &node.state.lock().record;
-                Some((record.mode, record.uid, record.gid, record.xattrs.clone()))
-            };
-            let before = rights();
+            let before = self.rights_above(ino).await;
             // What is gone stays in the kernel while the view lasts.
             let _ = self.revalidate(ino, Age::Metadata).await;
-            if rights() != before {
+            // Only then: the kernel would also forget the ACL, without which other users than the owner cannot pass.
+            if self.rights_above(ino).await != before {
                 self.tell_kernel_inode(ino, false);
             }
         }
+    }
+
+    async fn rights_above(&self, ino: Ino) -> Option<(u32, u32, u32, Option<Box<[u8]>>)> {
+        let acl = self.xattr(ino, acl::ACCESS).await.ok()?;
+        let node = self.node(ino).ok()?;
+        let record = &node.state.lock().record;
+        Some((record.mode, record.uid, record.gid, acl))
     }
 }
