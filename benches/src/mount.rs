@@ -74,6 +74,15 @@ impl Mount {
         self.run(|forebay| forebay.args(["scratch", "discard"]).arg(dir)).map(drop)
     }
 
+    /// Stages a name in the mount, and shows it as a view.
+    pub fn make_view(&self, name: &str) -> Result<()> {
+        self.run(|forebay| forebay.args(["stage", "--view"]).arg(self.point.join(name))).map(drop)
+    }
+
+    pub fn end_view(&self, name: &str) -> Result<()> {
+        self.run(|forebay| forebay.args(["view", "end"]).arg(self.point.join(name))).map(drop)
+    }
+
     /// Flushes everything and waits, so that no flush runs during the next measurement.
     pub fn settle(&self) -> Result<()> {
         self.run(|forebay| forebay.arg("flush").arg("--wait").arg(&self.point)).map(drop)

@@ -7,6 +7,7 @@ mod names;
 mod scratch;
 mod small;
 mod sqlite;
+mod views;
 
 use crate::Result;
 use crate::args::Args;
@@ -31,7 +32,7 @@ impl Bench {
     /// the other groups.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 16] = [
+        let groups: [(&str, Group); 19] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -45,6 +46,9 @@ impl Bench {
             ("libfuse-create", libfuse::create),
             ("scratch", scratch::speed),
             ("scratch-commit", scratch::commit),
+            ("view", views::speed),
+            ("view-laying", views::laying),
+            ("view-laying-million", views::laying_a_million),
             ("scandir-change", names::scandir_and_change),
             ("daemon-memory", daemon::memory),
             ("daemon-death", daemon::death),

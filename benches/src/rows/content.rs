@@ -15,7 +15,7 @@ use crate::{Result, work};
 const HOT_ROUNDS: usize = 6;
 const MAPPED_ROUNDS: usize = 3;
 
-fn big(root: &Path) -> PathBuf {
+pub fn big(root: &Path) -> PathBuf {
     root.join("data/big")
 }
 

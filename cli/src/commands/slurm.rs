@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
-use forebay_slurm::SlurmJob;
 use forebay_slurm::site::{self, Finding, Site};
+use forebay_slurm::{MountShare, SlurmJob};
 use forebay_system::mounts;
 
 use self::staging::{StagedJob, TaskView};
 use super::allocation::send;
+use super::view;
 use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
 use crate::output::Output;
@@ -25,6 +27,9 @@ use crate::values::shown;
 const ANSWER: Duration = Duration::from_secs(2);
 /// How long a daemon that has not finished in time may take to show that it lives.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
+
+/// What the note about a view that a job does not get begins with: the job runs all the same.
+const NO_VIEW: &str = "no view: ";
 
 /// The largest file that is read as a script.
 const SCRIPT_BYTES: u64 = 1 << 20;
@@ -62,13 +67,17 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let asked = staged.clone();
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
         let share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
-        forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))
+        let mut notes = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        if notes.is_empty() {
+            notes = views(job, &share, entry);
+        }
+        Ok(notes)
     });
     if let Some(mut staged) = staged {
         let mut reasons = match &outcome {
             // What the profile names is staged as far as possible.
             Ok(_) if staged.record.request.staging.stage_in.is_empty() => Vec::new(),
-            Ok(notes) => notes.clone(),
+            Ok(notes) => notes.iter().filter(|note| !note.starts_with(NO_VIEW)).cloned().collect(),
             Err(failure) => vec![failure.what.clone()],
         };
         reasons.extend(staged.strange_paths());
@@ -82,6 +91,20 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
     }
     outcome.map(|_| Exit::Done)
+}
+
+/// Shows what a job asks for as views. Returns why it will be read through the mount instead.
+fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<String> {
+    let not_shown = |path: &String| {
+        let request = ViewRequest {
+            path: path.clone(),
+            job: Some(job.allocation()),
+            lease_secs: share.lease_secs,
+            ..ViewRequest::default()
+        };
+        view::of_job(entry, &request).err().map(|failure| format!("{NO_VIEW}{}", failure.what))
+    };
+    share.views.iter().filter_map(not_shown).collect()
 }
 
 /// Creates and fills the scratch directory of a job, for this time at most.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_api::operator::StageRequest;
+use forebay_api::operator::{Progress, StageRequest, Summary};
 use forebay_api::views::{View, ViewChanges, ViewPhase, ViewRequest, ViewVerb};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::{self, RegisteredMount};
@@ -42,55 +42,102 @@ pub fn make(args: StageArgs, job: Option<String>, output: &Output) -> Result<Exi
                 lease_secs: args.lease.map(|lease| lease.as_secs()),
                 for_job: args.view.for_job.is_some(),
             };
-            match one(&target.entry, &request, &args, output)? {
-                Exit::Done => {}
-                exit => return Ok(exit),
+            let terms =
+                ViewTerms { rate: args.rate, allow_copy: args.view.allow_copy, namespace_of: args.view.for_job };
+            let made = one(&target.entry, &request, &terms, &mut |stage| {
+                let summary = progress::follow(&target.entry, stage, STAGE, output)?;
+                if is_short(&summary) {
+                    progress::summarise(&summary, STAGE, false, output);
+                }
+                Ok(summary)
+            })?;
+            let Some(view) = made else { return Ok(Exit::Incomplete) };
+            match output.json {
+                true => output.json(&at_mount(&target.entry, &view)),
+                false => output.line(line(&target.entry, &view)),
             }
         }
     }
     Ok(Exit::Done)
 }
 
-/// Makes one view. What changes between the staging and the laying of its tree is staged again.
-fn one(entry: &RegisteredMount, request: &ViewRequest, args: &StageArgs, output: &Output) -> Result<Exit, Failure> {
+/// How a view is made.
+#[derive(Debug, Clone, Copy, Default)]
+struct ViewTerms {
+    rate: Option<u64>,
+    allow_copy: bool,
+    namespace_of: Option<u32>,
+}
+
+/// Makes a view for a batch job, of what is staged for it.
+pub fn of_job(entry: &RegisteredMount, request: &ViewRequest) -> Result<(), Failure> {
+    let mut why = None;
+    let made = one(entry, request, &ViewTerms::default(), &mut |stage| {
+        let mut last = Summary::default();
+        for reply in client::call(entry, stage)? {
+            match reply? {
+                Reply::Progress(Progress::Failed { path, reason }) => why = Some(format!("{path}: {reason}")),
+                Reply::Progress(Progress::Done(summary)) => last = summary,
+                _ => {}
+            }
+        }
+        Ok(last)
+    })?;
+    match made {
+        Some(_) => Ok(()),
+        None => Err(Failure::new(FailureKind::Incomplete, why.unwrap_or_else(|| "not all of it can be staged".into()))),
+    }
+}
+
+/// Makes one view. What changes between the staging and the laying of its tree is staged again. Returns `None` if not all
+/// of it can be staged.
+fn one(
+    entry: &RegisteredMount,
+    request: &ViewRequest,
+    terms: &ViewTerms,
+    stage: &mut dyn FnMut(&Request) -> Result<Summary, Failure>,
+) -> Result<Option<View>, Failure> {
     let mut attempt = 0;
     loop {
         attempt += 1;
         let view = answer(entry, ViewVerb::Begin(request.clone()))?;
-        match complete(entry, &view, args, output) {
-            Ok(Exit::Done) => return Ok(Exit::Done),
-            failed => {
-                let _ = verb(entry, ViewVerb::End { id: view.id });
-                match failed {
-                    Err(failure) if failure.kind == FailureKind::Busy && attempt < ATTEMPTS => {}
-                    failed => return failed,
-                }
-            }
+        let made = complete(entry, &view, request, terms, stage);
+        if let Ok(Some(view)) = made {
+            return Ok(Some(view));
+        }
+        let _ = verb(entry, ViewVerb::End { id: view.id });
+        match made {
+            Err(failure) if failure.kind == FailureKind::Busy && attempt < ATTEMPTS => {}
+            made => return made,
         }
     }
 }
 
 /// Stages the files of a view, lays its tree, and mounts it.
-fn complete(entry: &RegisteredMount, view: &View, args: &StageArgs, output: &Output) -> Result<Exit, Failure> {
-    let request = StageRequest {
+fn complete(
+    entry: &RegisteredMount,
+    view: &View,
+    request: &ViewRequest,
+    terms: &ViewTerms,
+    stage: &mut dyn FnMut(&Request) -> Result<Summary, Failure>,
+) -> Result<Option<View>, Failure> {
+    let staging = StageRequest {
         paths: vec![view.path.clone()],
         lease_owner: view.id.clone(),
-        lease_secs: args.lease.map(|lease| lease.as_secs()),
-        bytes_per_second: args.rate,
+        lease_secs: request.lease_secs,
+        bytes_per_second: terms.rate,
         ..StageRequest::default()
     };
-    let summary = progress::follow(entry, &Request::Stage(request), STAGE, output)?;
-    if summary.failed > 0 || summary.refused.is_some() {
-        progress::summarise(&summary, STAGE, false, output);
-        return Ok(Exit::Incomplete);
+    if is_short(&stage(&Request::Stage(staging))?) {
+        return Ok(None);
     }
-    let laid = answer(entry, ViewVerb::Lay { id: view.id.clone(), allow_copy: args.view.allow_copy })?;
-    view_mounts::attach(entry, &laid, args.view.for_job)?;
-    match output.json {
-        true => output.json(&at_mount(entry, &laid)),
-        false => output.line(line(entry, &laid)),
-    }
-    Ok(Exit::Done)
+    let laid = answer(entry, ViewVerb::Lay { id: view.id.clone(), allow_copy: terms.allow_copy })?;
+    view_mounts::attach(entry, &laid, terms.namespace_of)?;
+    Ok(Some(laid))
+}
+
+fn is_short(summary: &Summary) -> bool {
+    summary.failed > 0 || summary.refused.is_some()
 }
 
 fn list(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {

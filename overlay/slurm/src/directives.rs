@@ -27,6 +27,9 @@ pub struct StagingRequest {
     /// Files, directories and globs below mounts, which are resident before the job starts.
     #[serde(default)]
     pub stage_in: Vec<String>,
+    /// Files and directories among them that are shown as views while the job runs.
+    #[serde(default)]
+    pub views: Vec<String>,
     /// What must be in the pool when the job has ended. Empty: what the job wrote, and what its user owns.
     #[serde(default)]
     pub stage_out: Vec<String>,
@@ -194,7 +197,7 @@ fn read(text: &str, request: &mut StagingRequest) -> Result<(), String> {
         "persistentdw" | "create_persistent" | "destroy_persistent" => {
             Err(format!("`{directive}` is not there yet: a scratch directory ends with its job"))
         }
-        "view" => Err("`view` is not there yet".into()),
+        "view" => Err("`view` is an option of fb: #DW fb view=PATH".into()),
         "swap" => Err("`swap` is not there: Forebay has no swap space".into()),
         "" => Err(format!("a directive is missing behind {MARK}: one of {}", DIRECTIVES.join(", "))),
         _ => Err(unknown("directive", directive, &DIRECTIVES)),
@@ -262,7 +265,7 @@ fn copy(directive: &str, options: &[WordPair<'_>], way: CopyDirection) -> Result
     Ok(ScratchCopy { path: absolute(outside)?, scratch, kind })
 }
 
-const OPTIONS: [&str; 6] = ["stage_in", "stage_out", "scratch", "profile", "lease", "when"];
+const OPTIONS: [&str; 7] = ["stage_in", "stage_out", "view", "scratch", "profile", "lease", "when"];
 
 fn fb(options: &[WordPair<'_>], request: &mut StagingRequest) -> Result<(), String> {
     if options.is_empty() {
@@ -272,6 +275,16 @@ fn fb(options: &[WordPair<'_>], request: &mut StagingRequest) -> Result<(), Stri
         match *name {
             "stage_in" => request.stage_in.push(absolute(text)?),
             "stage_out" => request.stage_out.push(absolute(text)?),
+            "view" if text.contains(['*', '?', '[', '{']) => {
+                return Err(format!(
+                    "view={}: a view shows one file or directory: give no pattern",
+                    value::shown(text)
+                ));
+            }
+            "view" => {
+                request.stage_in.push(absolute(text)?);
+                request.views.push(absolute(text)?);
+            }
             "scratch" => scratch(size_bytes(name, text)?, request)?,
             "profile" if !["auto", "none"].contains(text) => {
                 return Err(format!(

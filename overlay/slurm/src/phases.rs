@@ -22,6 +22,8 @@ const WAIT: Duration = Duration::from_secs(1);
 pub struct MountShare {
     pub stage_in: Vec<TypedPath>,
     pub stage_out: Vec<TypedPath>,
+    /// Shown as views while the job runs.
+    pub views: Vec<TypedPath>,
     pub profile: ProfileUse,
     pub lease_secs: Option<u64>,
 }

@@ -106,6 +106,7 @@ impl StagedJob {
         MountShare {
             stage_in: below(&mut staging.stage_in.iter().map(PathBuf::from)),
             stage_out: below(&mut outputs.into_iter()),
+            views: below(&mut staging.views.iter().map(PathBuf::from)),
             profile: staging.profile,
             lease_secs: staging.lease_secs,
         }

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use forebay_api::paths;
 use forebay_api::views::ViewChanges;
-use forebay_backends::{FileKind, PoolPath, Result};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result};
+use futures::{StreamExt, TryStreamExt, stream};
 
 use super::tree_of;
 use crate::coherence::Age;
@@ -20,6 +21,8 @@ use crate::{Inner, Ino, blocking, parse_path};
 
 /// Paths that are named.
 const NAMED_MAX: usize = 100;
+/// Files that the pool is asked for at the same time.
+const ASKED_AT_ONCE: usize = 16;
 
 /// Counts a difference, and names some of them.
 fn note(changes: &mut ViewChanges, what: &str, path: &PoolPath) {
@@ -41,7 +44,20 @@ impl Inner {
         let tree = tree_of(&self.store.view_path(record.device, id)?);
         self.revalidate(root, Age::Now).await?;
         // Makes the names known, and drops what the pool has replaced.
-        self.tree(root, Ask::Names(Age::Since(Instant::now()))).await?;
+        let begun = Age::Since(Instant::now());
+        let now = self.tree(root, Ask::Names(begun)).await?;
+        // A listing need not tell of files that changed in place.
+        let files = now.into_iter().filter(|(_, kind)| *kind == FileKind::File);
+        let asked = stream::iter(files).map(|(ino, _)| {
+            let inner = self.clone();
+            async move {
+                let gone = |e: &Error| matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound);
+                let asked = inner.revalidate(ino, begun).await;
+                inner.table.drop_idle(ino);
+                asked.or_else(|e| if gone(&e) { Ok(()) } else { Err(e) })
+            }
+        });
+        asked.buffer_unordered(ASKED_AT_ONCE).try_collect::<()>().await?;
         let inner = self.clone();
         blocking(move || inner.differences(root, &tree, shown)).await
     }

@@ -109,15 +109,19 @@ fn copies_lie_between_the_scratch_directory_and_the_outside() {
 }
 
 #[test]
+fn what_is_shown_as_a_view_is_staged() {
+    let request = good("#DW fb view=/data/in lease=2h\n#DW fb stage_in=/data/more");
+    assert_eq!((request.views.as_slice(), request.stage_in.len()), (&["/data/in".to_owned()][..], 2));
+    refused("#DW fb view=/data/*.in", &["line 2", "no pattern"]);
+    refused("#DW fb view=data", &["line 2"]);
+    refused("#DW view path=/data", &["fb view=PATH"]);
+}
+
+#[test]
 fn what_is_not_there_yet_is_refused() {
-    for line in [
-        "persistentdw name=x",
-        "view",
-        "fb policy=fast",
-        "fb profile=mine",
-        "fb when=success",
-        "create_persistent name=x",
-    ] {
+    for line in
+        ["persistentdw name=x", "fb policy=fast", "fb profile=mine", "fb when=success", "create_persistent name=x"]
+    {
         refused(&format!("#DW {line}"), &["not there yet"]);
     }
 }
