@@ -93,6 +93,36 @@ fn a_job_is_staged_in_and_its_results_are_in_the_pool() {
 }
 
 #[test]
+fn a_job_reads_its_view_which_ends_with_it() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let commands = "grep -c ' MOUNT/in ro' /proc/self/mountinfo; cat MOUNT/in/* >MOUNT/copy
+        ! touch MOUNT/in/new 2>/dev/null";
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb view=MOUNT/in"], commands));
+    slurm.completed(&job);
+    assert_eq!(slurm.output(&job).trim(), "1", "{}", slurm.log());
+    let all: Vec<u8> = (0..FILES).flat_map(|at| content(at, FILE_BYTES)).collect();
+    assert_eq!(fs::read(mount.pool("copy")).unwrap(), all);
+    // What it read in the view was seen.
+    let report = shown(&mount, &job);
+    let read = |name: &str| {
+        let file = report["files"].as_array().unwrap().iter().find(|file| file["path"] == name);
+        file.map_or(0, |file| file["read_bytes"].as_u64().unwrap())
+    };
+    assert!((0..FILES).all(|at| read(&format!("in/{at}")) >= FILE_BYTES as u64), "{report}");
+    let views = run(Command::new(forebay()).args(["view", "list"]).arg(mount.place.mnt()), CALL).ok().out;
+    assert_eq!(views, "");
+    fs::write(mount.path("in/new"), "x").unwrap();
+    // A view that cannot be made does not keep the job from running.
+    let writer = fs::File::options().append(true).open(mount.path("in/1")).unwrap();
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb view=MOUNT/in"], "cat $FOREBAY_MOUNT/in/0 | wc -c"));
+    slurm.completed(&job);
+    drop(writer);
+    assert_eq!(slurm.output(&job).trim(), FILE_BYTES.to_string(), "{}", slurm.log());
+    undrained(&slurm);
+}
+
+#[test]
 fn a_directive_that_makes_no_sense_is_refused_at_the_submission() {
     let mount = mount();
     let slurm = slurm(&mount);

@@ -33,27 +33,33 @@ pub fn attach(entry: &RegisteredMount, view: &View, namespace_of: Option<u32>) -
     let refused = |error: io::Error| Failure::given(format!("cannot mount {} at {}", view.id, place.display()), &error);
     let flags = mounts::at(entry.mountpoint()).map_err(refused)?.map_or(MountFlags::empty(), |at| at.flags);
     let mount = || DetachedMount::of(Path::new(&view.tree), flags);
+    let mountpoint = entry.mountpoint();
+    // Seen from here: in another namespace, anything may be there.
+    let device = || Ok(rustix::fs::stat(mountpoint)?.st_dev);
     match namespace_of {
         None if is_mounted(entry, view) => Ok(()),
-        None => mount().and_then(|mount| attach_here(mount, entry.mountpoint(), &place, view)).map_err(refused),
-        Some(pid) if bind::is_apart(pid).map_err(refused)? => {
-            // Made in this namespace, where the tree can be reached.
-            let mount = mount().map_err(refused)?;
-            let mountpoint = entry.mountpoint();
-            bind::in_namespace_of(pid, mountpoint, || attach_here(mount, mountpoint, &place, view)).map_err(refused)
+        None => {
+            mount().and_then(|mount| attach_here(mount, mountpoint, &place, (device()?, view.ino))).map_err(refused)
         }
         Some(pid) => {
-            Err(Failure::usage(format!("process {pid} sees the same mounts as all: it has no namespace of its own"))
-                .remedy("start the job with one (Slurm: JobContainerType=job_container/tmpfs; else unshare --mount)"))
+            bind::check_apart(pid).map_err(|e| {
+                Failure::usage(e.to_string()).remedy(
+                    "start the job with its own: JobContainerType=job_container/tmpfs in Slurm, else unshare --mount",
+                )
+            })?;
+            let (mount, device) = (mount().map_err(refused)?, device().map_err(refused)?);
+            let attach = || attach_here(mount, mountpoint, &place, (device, view.ino));
+            bind::in_namespace_of(pid, mountpoint, attach).map_err(refused)
         }
     }
 }
 
-fn attach_here(mount: DetachedMount, mountpoint: &Path, place: &Path, view: &View) -> io::Result<()> {
+/// Attaches a mount at a place that must be this inode of this device.
+fn attach_here(mount: DetachedMount, mountpoint: &Path, place: &Path, inode: (u64, u64)) -> io::Result<()> {
     learn_names(mountpoint, place);
     let at = bind::open_place(place)?;
-    let (stat, of_mount) = (rustix::fs::fstat(&at)?, rustix::fs::stat(mountpoint)?);
-    if (stat.st_dev, stat.st_ino) != (of_mount.st_dev, view.ino) {
+    let stat = rustix::fs::fstat(&at)?;
+    if (stat.st_dev, stat.st_ino) != inode {
         return Err(io::Error::other("another file or mount is there by now: end the view, and make it again"));
     }
     mount.attach(at)

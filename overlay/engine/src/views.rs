@@ -18,6 +18,7 @@ mod leave;
 mod pinned;
 
 use std::collections::{BTreeMap, HashSet};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -181,6 +182,15 @@ impl Overlay {
         self.inner.end_view(id)
     }
 
+    /// Returns the inode whose content a view shows, by the path of its name in the view from the directory `content`.
+    pub fn file_in_view(&self, path: &Path) -> Option<Ino> {
+        let mut parts = path.strip_prefix("views").ok()?.iter();
+        let id = parts.next()?.to_str()?;
+        let root = Ino(self.inner.views.known.lock().get(id)?.ino);
+        parts.next().filter(|top| *top == TOP)?;
+        parts.try_fold(root, |dir, name| self.inner.catalog.name(dir, name.as_bytes()).ok()?.here_ino())
+    }
+
     /// Ends the views of a job.
     pub fn end_views_of(&self, job: &str) -> Result<()> {
         let known = self.inner.views.known.lock();
@@ -316,10 +326,16 @@ impl Inner {
             self.look_at_pinned_names().await;
             let look_every = LOOK_EVERY.max(self.policy.for_path(&PoolPath::root(), None).metadata_ttl);
             tokio::select! {
-                () = tokio::time::sleep(look_every) => {}
+                () = tokio::time::sleep(look_every.min(self.next_end())) => {}
                 () = self.views.bell.notified() => {}
             }
         }
+    }
+
+    /// Returns how long it takes until the time of a view is over.
+    fn next_end(&self) -> Duration {
+        let next = self.views.known.lock().values().filter_map(|record| record.expires_unix).min();
+        next.map_or(Duration::MAX, |at| LOOK_EVERY.max(Duration::from_secs(at.saturating_sub(unix_now()))))
     }
 
     /// Returns the views whose time is over, or whose end was begun.

@@ -252,6 +252,13 @@ impl Watch {
         if touch.key.device == self.mount {
             return Some((FileId::Overlay(Ino(touch.key.ino)), path));
         }
+        // A content file may be known by its name in a view.
+        if self.contents.contains(&touch.key.device)
+            && let Some(ino) = inner.engine.file_in_view(&touch.path)
+        {
+            let path = inner.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
+            return Some((FileId::Overlay(ino), path.unwrap_or_default()));
+        }
         if self.contents.contains(&touch.key.device)
             && let Some(id) = content_id(&touch.path)
             && let Some(ino) =

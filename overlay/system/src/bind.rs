@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -10,6 +11,9 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount, open_tree,
 };
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+/// The user namespace that owns a namespace (`ioctl_ns(2)`).
+const NS_GET_USERNS: libc::c_ulong = 0xb701;
 
 /// Opens the place that a mount will cover. A symbolic link is not followed.
 pub fn open_place(path: &Path) -> io::Result<OwnedFd> {
@@ -98,8 +102,26 @@ pub fn in_namespace_of<T: Send>(
     })
 }
 
-/// Returns whether a process has a mount namespace of its own.
-pub fn is_apart(pid: u32) -> io::Result<bool> {
-    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt"));
-    Ok(namespace(&pid.to_string())? != namespace("self")?)
+/// Checks that a process has a mount namespace of its own, and one that only root can change: whoever owns a namespace can
+/// make the mounts in it writable.
+///
+/// # Errors
+/// `InvalidInput` with the reason.
+pub fn check_apart(pid: u32) -> io::Result<()> {
+    let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, format!("process {pid} {why}")));
+    let namespace = File::open(format!("/proc/{pid}/ns/mnt"))?;
+    if namespace.metadata()?.ino() == std::fs::metadata("/proc/self/ns/mnt")?.ino() {
+        return refused("sees the same mounts as all: it has no mount namespace of its own");
+    }
+    // SAFETY: the request takes no argument, and returns a new descriptor.
+    let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) };
+    if owner < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: nobody else has the descriptor.
+    let owner = File::from(unsafe { OwnedFd::from_raw_fd(owner) });
+    match owner.metadata()?.ino() == std::fs::metadata("/proc/self/ns/user")?.ino() {
+        true => Ok(()),
+        false => refused("has a mount namespace that belongs to a user, who could make the view writable"),
+    }
 }

@@ -174,7 +174,13 @@ impl Inner {
                 leases.end(owner);
                 held
             }
-            None => std::mem::take(leases).bytes(now),
+            None => {
+                let ended = std::mem::take(leases);
+                // A view ends as a whole, by `forebay view end`.
+                let of_views = ended.holding(now).filter(|lease| self.is_view(&lease.owner));
+                of_views.for_each(|lease| leases.grant(lease.clone(), now));
+                ended.bytes(now)
+            }
         })
     }
 

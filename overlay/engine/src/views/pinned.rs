@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use forebay_catalog::Link;
 use parking_lot::RwLock;
 use tokio::sync::oneshot::Receiver;
 
@@ -10,37 +11,57 @@ use crate::acl;
 use crate::coherence::Age;
 use crate::{Inner, Ino};
 
-/// For each view: the inodes above it, and its own, with the name by which each was reached.
+/// The names that views pin.
 #[derive(Debug, Default)]
 pub(super) struct PinnedNames {
     any: AtomicBool,
-    of_views: RwLock<BTreeMap<String, Vec<PinnedName>>>,
+    set: RwLock<PinnedSet>,
+}
+
+#[derive(Debug, Default)]
+struct PinnedSet {
+    /// For each view: the inodes above it, and its own, with the name by which each was reached.
+    of_views: BTreeMap<String, Vec<PinnedName>>,
+    inos: HashSet<Ino>,
+    links: HashSet<Link>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PinnedName {
     ino: Ino,
     /// `None` for the root of the mount.
-    link: Option<(Ino, Box<[u8]>)>,
+    link: Option<Link>,
 }
 
+/// The mode, the owner, the group and the ACL of an inode.
+type Rights = (u32, u32, u32, Option<Box<[u8]>>);
+
 impl PinnedNames {
-    fn has(&self, is_wanted: impl Fn(&PinnedName) -> bool) -> bool {
-        self.any.load(Ordering::Acquire) && self.of_views.read().values().flatten().any(is_wanted)
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<String, Vec<PinnedName>>) -> T) -> T {
+        let mut set = self.set.write();
+        let changed = change(&mut set.of_views);
+        set.inos = set.of_views.values().flatten().map(|name| name.ino).collect();
+        set.links = set.of_views.values().flatten().filter_map(|name| name.link.clone()).collect();
+        self.any.store(!set.of_views.is_empty(), Ordering::Release);
+        changed
+    }
+
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
     }
 }
 
 impl Inner {
     /// Returns whether the kernel may keep what it knows of an inode, because a view is mounted at or below it.
     pub(crate) fn is_pinned(&self, ino: Ino) -> bool {
-        self.views.pinned.has(|name| name.ino == ino)
+        let names = &self.views.pinned;
+        names.any() && names.set.read().inos.contains(&ino)
     }
 
     /// Returns whether the kernel must keep a name.
     pub(crate) fn is_pinned_name(&self, parent: Ino, name: &[u8]) -> bool {
-        self.views
-            .pinned
-            .has(|pinned| pinned.link.as_ref().is_some_and(|(dir, known)| *dir == parent && **known == *name))
+        let names = &self.views.pinned;
+        names.any() && names.set.read().links.contains(&(parent, name.into()))
     }
 
     /// Pins the names above a view of this inode. The kernel may have been told to keep them for a short time only: the
@@ -55,12 +76,8 @@ impl Inner {
             pinned.push(PinnedName { ino: found, link: Some((at, name.into())) });
             at = found;
         }
-        let links: Vec<_> = pinned.iter().filter_map(|name| name.link.clone()).collect();
-        {
-            let mut all = self.views.pinned.of_views.write();
-            all.insert(view.to_owned(), pinned);
-            self.views.pinned.any.store(true, Ordering::Release);
-        }
+        let links: Vec<Link> = pinned.iter().filter_map(|name| name.link.clone()).collect();
+        self.views.pinned.change(|all| all.insert(view.to_owned(), pinned));
         let Some(kernel) = self.kernel.get() else { return Vec::new() };
         kernel.keep_names(true);
         links.iter().map(|(dir, name)| kernel.expire_name(*dir, name)).collect()
@@ -68,15 +85,8 @@ impl Inner {
 
     /// Unpins the names above a view that is not mounted any more.
     pub(super) fn unpin_names(&self, view: &str) {
-        let unpinned = {
-            let mut all = self.views.pinned.of_views.write();
-            let unpinned = all.remove(view).unwrap_or_default();
-            self.views.pinned.any.store(!all.is_empty(), Ordering::Release);
-            if all.is_empty() {
-                self.keep_kernel_names(false);
-            }
-            unpinned
-        };
+        let unpinned = self.views.pinned.change(|all| all.remove(view)).unwrap_or_default();
+        self.keep_names_above_views();
         for name in unpinned.into_iter().filter(|name| !self.is_pinned(name.ino)) {
             // The kernel was told that it may keep them.
             self.tell_kernel_inode(name.ino, false);
@@ -86,20 +96,17 @@ impl Inner {
         }
     }
 
-    fn keep_kernel_names(&self, keep: bool) {
-        if let Some(kernel) = self.kernel.get() {
-            kernel.keep_names(keep);
-        }
-    }
-
-    /// Called when the kernel's caches are known: views of the last daemon may be mounted.
+    /// Tells whether the kernel must keep names. Called when one is pinned or unpinned, and when the kernel is known: views
+    /// of the last daemon may be mounted.
     pub(crate) fn keep_names_above_views(&self) {
-        self.keep_kernel_names(self.views.pinned.any.load(Ordering::Acquire));
+        if let Some(kernel) = self.kernel.get() {
+            kernel.keep_names(self.views.pinned.any());
+        }
     }
 
     /// Asks the pool for the attributes above views, as the policy says, and tells the kernel which of them changed.
     pub(super) async fn look_at_pinned_names(&self) {
-        let inos: HashSet<Ino> = self.views.pinned.of_views.read().values().flatten().map(|name| name.ino).collect();
+        let inos = self.views.pinned.set.read().inos.clone();
         for ino in inos {
             let before = self.rights_above(ino).await;
             // What is gone stays in the kernel while the view lasts.
@@ -111,7 +118,7 @@ impl Inner {
         }
     }
 
-    async fn rights_above(&self, ino: Ino) -> Option<(u32, u32, u32, Option<Box<[u8]>>)> {
+    async fn rights_above(&self, ino: Ino) -> Option<Rights> {
         let acl = self.xattr(ino, acl::ACCESS).await.ok()?;
         let node = self.node(ino).ok()?;
         let record = &node.state.lock().record;
