@@ -236,7 +236,7 @@ fn what_cannot_be_shown_is_refused_with_its_reason() {
     drop(writer);
     stage(&mount, &[], "").refused(USAGE, &["whole mount"]);
     stage(&mount, &[], "data/a/link").refused(USAGE, &["directory or a file"]);
-    stage(&mount, &[], "none").refused(OTHER, &["none"]);
+    stage(&mount, &[], "none").refused(USAGE, &["none"]);
     stage(&mount, &[], "data/a").ok();
     stage(&mount, &[], "data").refused(OTHER, &["view-", "data/a"]);
     stage(&mount, &[], "data/f8").ok();
@@ -391,11 +391,22 @@ fn a_view_for_a_job_is_seen_by_the_job_alone() {
         ready.display(),
         mount.path("data").display()
     );
-    let mut job = Command::new(forebay()).args(["run", "--job", "j1", "--", "bash", "-c", &script]).spawn().unwrap();
+    let job = Command::new(forebay()).args(["run", "--job", "j1", "--", "bash", "-c", &script]).spawn().unwrap();
+    let mut job = Killed(job);
     wait_until("the job runs", || ready.exists());
     let pid = fs::read_to_string(&ready).unwrap().trim().to_owned();
     stage(&mount, &["--owner", "j1", "--for-job", &std::process::id().to_string()], "data")
         .refused(USAGE, &["namespace"]);
+    // Its owner could make the view writable.
+    let users = Command::new("unshare").args(["--user", "--map-root-user", "--mount", "sleep", "60"]).spawn().unwrap();
+    let users = Killed(users);
+    wait_until("it has its namespaces", || {
+        let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+        of(&users.0.id().to_string()).is_some_and(|namespace| Some(namespace) != of("self"))
+    });
+    stage(&mount, &["--owner", "j1", "--for-job", &users.0.id().to_string()], "data")
+        .refused(USAGE, &["belongs to a user"]);
+    drop(users);
     stage(&mount, &["--owner", "j1", "--for-job", &pid], "data").ok();
     assert!(!is_mounted(&mount.path("data")), "nobody else sees it");
     let in_job = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
@@ -404,11 +415,21 @@ fn a_view_for_a_job_is_seen_by_the_job_alone() {
     fs::write(mount.path("data/f1"), "changed by others").unwrap();
     assert_eq!(listed(&mount)[0]["job"], "j1");
     fs::write(format!("{}.go", ready.display()), "").unwrap();
-    assert!(job.wait().unwrap().success());
+    assert!(job.0.wait().unwrap().success());
     assert_eq!(fs::read(format!("{}.out", ready.display())).unwrap(), content(1, 3000));
     assert!(fs::read_to_string(format!("{}.err", ready.display())).unwrap().contains("Read-only"));
     wait_until("it ended with the job", || listed(&mount).is_empty());
     assert_ne!(seen(&mount.path("data")), was);
+}
+
+/// A process that ends with the test.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A view that is killed while it is made, or while it ends, is there as a whole or not at all.

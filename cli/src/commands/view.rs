@@ -222,14 +222,25 @@ pub fn restore_after_mount(mountpoint: &Path, output: &Output) {
 /// Returns the view that is named, or that shows a path or what is above it.
 fn find(named: &Path) -> Result<(RegisteredMount, View), Failure> {
     let by_path = forebay_daemon::paths::absolute(named).unwrap_or_else(|_| named.to_owned());
+    let is_meant = |entry: &RegisteredMount, view: &View| {
+        Path::new(&view.id) == named || by_path.starts_with(view_mounts::place(entry, view))
+    };
+    let mut failed = None;
     for entry in registration::mounts(None)? {
-        for view in views(&entry)? {
-            if Path::new(&view.id) == named || by_path.starts_with(view_mounts::place(&entry, &view)) {
-                return Ok((entry, view));
+        match views(&entry) {
+            Ok(views) => {
+                if let Some(view) = views.into_iter().find(|view| is_meant(&entry, view)) {
+                    return Ok((entry, view));
+                }
             }
+            // Another mount may have it.
+            Err(failure) if by_path.starts_with(entry.mountpoint()) => failed = Some(failure),
+            Err(_) => {}
         }
     }
-    Err(Failure::new(FailureKind::Usage, format!("there is no view {}", named.display())).remedy("forebay view list"))
+    Err(failed.unwrap_or_else(|| {
+        Failure::new(FailureKind::Usage, format!("there is no view {}", named.display())).remedy("forebay view list")
+    }))
 }
 
 fn views(entry: &RegisteredMount) -> Result<Vec<View>, Failure> {

@@ -130,7 +130,7 @@ mod tests {
     fn a_view_is_known_by_its_path() {
         assert!(is_view(Path::new("/nvme/fast/content/views/view-12/top")));
         assert!(!is_view(Path::new("/nvme/fast/content/views/other/top")));
-        assert!(!is_view(Path::new("/home/views/view-12/top")));
+        assert!(!is_view(Path::new("/srv/views/view-12/top")));
         assert!(!is_view(Path::new("/")));
     }
 }
