@@ -107,7 +107,7 @@ fn a_job_reads_its_view_which_ends_with_it() {
     let report = shown(&mount, &job);
     let read = |name: &str| {
         let files = report["files"].as_array().unwrap_or_else(|| panic!("{report}"));
-        files.iter().find(|file| file["path"] == name).map_or(0, |file| file["read_bytes"].as_u64().unwrap())
+        files.iter().find(|file| file["path"] == name).map_or(0, |file| file["bytes"].as_u64().unwrap())
     };
     assert!((0..FILES).all(|at| read(&format!("in/{at}")) >= FILE_BYTES as u64), "{report}");
     let views = run(Command::new(forebay()).args(["view", "list"]).arg(mount.place.mnt()), CALL).ok().out;
