@@ -246,15 +246,18 @@ impl ContentStore {
         synced
     }
 
-    /// Writes everything to the devices, so that the syncs of many single files that follow have little to do. They
-    /// report the errors.
-    pub fn write_out(&self) {
+    /// As [`Self::sync_all`], but other callers still get the errors that this call gets, and a file's own error may be
+    /// missed. Blocks.
+    ///
+    /// # Errors
+    /// Write-back errors that no caller got before.
+    pub fn write_out(&self) -> Result<()> {
         for device in &self.devices {
-            // A descriptor of its own: others go on to get the errors that it gets.
-            if let Ok(dir) = fs::File::open(&device.path) {
-                let _ = rustix::fs::syncfs(&dir);
-            }
+            let failed = |e| device.failed("sync", e);
+            let dir = fs::File::open(&device.path).map_err(failed)?;
+            rustix::fs::syncfs(&dir).map_err(|e| failed(e.into()))?;
         }
+        Ok(())
     }
 
     /// Visits every content file on the devices, for the sweep of orphans.

@@ -36,7 +36,7 @@ const KERNEL_FORGETS: Duration = Duration::from_secs(2);
 const NOTES_AT_ONCE: usize = 16_000;
 /// How often a merge looks again at the directories, because their names changed meanwhile.
 const ATTEMPTS: usize = 4;
-/// More files than this are written to the device together before each is synced.
+/// More files than this are synced together.
 const SYNCED_ALONE: usize = 64;
 
 /// A detached tree. It is moved back when this is dropped, unless its records were written.
@@ -120,7 +120,8 @@ impl Inner {
         let Some(user) = user else {
             return Ok(Onto::Whole(self.check_graft(at, kind).await.map_err(|error| match error.kind() {
                 ErrorKind::NotEmpty => {
-                    let what = format!("{error}: --merge merges the tree into it");
+                    let above = self.overlay_path(at.parent).unwrap_or_default();
+                    let what = format!("{}: --merge merges the tree into it", above.join(&at.name));
                     Error::new(ErrorKind::NotEmpty, Side::Application, what)
                 }
                 _ => error,
@@ -207,16 +208,18 @@ impl Inner {
     /// Makes the bytes of files that replace others survive a power cut: as after a rename, there are the old bytes or
     /// the new ones.
     fn sync_replacing(&self, entries: &[TreeEntry], plan: &MergePlan) -> Result<()> {
-        if plan.replaced.len() > SYNCED_ALONE {
-            self.store.write_out();
-        }
+        // One sync of a file takes as long as the device needs to empty its cache.
+        let are_synced = plan.replaced.len() > SYNCED_ALONE && self.store.write_out().is_ok();
         for number in plan.replaced.keys() {
             let holder = match entries[*number].kind {
                 TreeKind::HardLink { of } => of,
                 _ => *number,
             };
-            if let TreeKind::File { content, .. } = entries[holder].kind {
-                self.catalog.sync_content(&*self.store.open_content(content)?, true)?;
+            let TreeKind::File { content, .. } = entries[holder].kind else { continue };
+            let content = self.store.open_content(content)?;
+            match are_synced {
+                true => self.catalog.check_written_back(&content)?,
+                false => self.catalog.sync_content(&content, true)?,
             }
         }
         Ok(())
