@@ -10,6 +10,7 @@ use forebay_system::clock::stamp_now;
 use super::super::{Inner, Ino, Txn};
 use super::not_found;
 use super::remove::not_empty;
+use crate::node::Node;
 
 /// A name in a directory that a tree gets.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ impl Inner {
     /// # Errors
     /// `Stale` if what was found is not there any more, or if something else is.
     pub(crate) fn graft<'a>(&'a self, grafts: &[Graft], kept: &[(GraftPoint, Ino)], tree: Batch<'a>) -> Result<()> {
+        // Other changes of names need not wait while these are read from the catalog.
+        let _in_memory: Vec<Arc<Node>> = grafts.iter().filter_map(|graft| self.node(graft.target?).ok()).collect();
         let owners: HashMap<Ino, u32> = grafts.iter().map(|graft| (graft.ino, graft.owner)).collect();
         let mut txn = Txn::begin_with(self, tree, owners);
         let found = |txn: &Txn<'_>, at: &GraftPoint, ino: Option<Ino>| match txn.name(at.parent, &at.name)?.here_ino() {
