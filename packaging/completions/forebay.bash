@@ -2207,7 +2207,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__scratch__subcmd__commit)
-            opts="-h --json --help"
+            opts="-h --merge --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -238,6 +238,38 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
     nothing_left(&slurm);
 }
 
+/// The results of the second run replace those of the first. Other files stay.
+#[test]
+fn a_job_that_runs_again_replaces_its_results() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let directives = [
+        JOBDW,
+        "#DW stage_out type=directory source=$DW_JOB_STRIPED/out destination=MOUNT/out",
+        "#DW copy_out source=$DW_JOB_STRIPED/log destination=MOUNT/log",
+        "#DW fb profile=none stage_out=MOUNT/out",
+    ];
+    for run in ["first", "second"] {
+        let commands =
+            format!("set -e; cd $DW_JOB_STRIPED; mkdir -p out/deep; echo {run} | tee log out/deep/result >out/{run}");
+        let job = slurm.submit(USER, &script(&mount, &directives, &commands));
+        slurm.completed(&job);
+        assert_eq!(fs::read_to_string(mount.pool("out/deep/result")).unwrap(), format!("{run}\n"), "{}", slurm.log());
+        assert_eq!(fs::read_to_string(mount.pool("log")).unwrap(), format!("{run}\n"));
+        if run == "first" {
+            fs::write(mount.path("out/deep/foreign"), "stays").unwrap();
+        }
+    }
+    let mut results = [names(&mount.pool("out")), names(&mount.path("out/deep"))];
+    results.iter_mut().for_each(|names| names.sort());
+    assert_eq!(results[0], ["deep", "first", "second"]);
+    assert_eq!(results[1], ["foreign", "result"], "no conflicts");
+    assert_eq!(fs::read_to_string(mount.path("out/deep/foreign")).unwrap(), "stays");
+    nothing_left(&slurm);
+    assert_eq!(scratch_dirs(&mount), "");
+    undrained(&slurm);
+}
+
 #[test]
 fn a_job_that_is_cancelled_leaves_nothing() {
     let mount = mount();

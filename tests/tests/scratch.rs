@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{Answer, forebay, run, wait_until};
+use forebay_tests::servers::Server;
+use forebay_tests::servers::s3::Versitygw;
 use forebay_tests::truth::seed;
 use forebay_tests::users::{U1, U2, User};
 use rand::{Rng, SeedableRng};
@@ -18,7 +20,10 @@ const USAGE: i32 = 2;
 const NO_SPACE: i32 = 5;
 const DENIED: i32 = 7;
 const EXISTS: i32 = 10;
+const POOL_GONE: i32 = 4;
 const NOBODY: u32 = 65534;
+/// Rounds of commits, every second a merge. The first two end, the others are killed.
+const ROUNDS: usize = 22;
 
 /// Nothing is flushed that no request asks for, and all users see the mount.
 fn mount() -> Mount {
@@ -46,6 +51,10 @@ fn create(mount: &Mount, words: &[&str]) -> PathBuf {
 
 fn commit(mount: &Mount, from: &Path, to: &str) -> Answer {
     scratch(mount, "commit", &[from.to_str().unwrap(), mount.path(to).to_str().unwrap()])
+}
+
+fn merge(mount: &Mount, from: &Path, to: &str) -> Answer {
+    scratch(mount, "commit", &["--merge", from.to_str().unwrap(), mount.path(to).to_str().unwrap()])
 }
 
 fn listed(mount: &Mount) -> Vec<Value> {
@@ -196,6 +205,195 @@ fn a_commit_has_the_rights_of_the_user_of_the_directory() {
     assert_eq!(create(&mount, &["--job", "j", "--uid", &uid]), dir);
 }
 
+/// Files of a directory that a merge meets, and a tree to merge into it.
+fn met_and_merged(out: &Path, tree: &Path) {
+    fs::create_dir_all(out.join("sub/stays")).unwrap();
+    for (name, text) in [("old", "old"), ("keep", "kept"), ("sub/x", "old x"), ("sub/stays/f", "f"), ("outside", "o")] {
+        fs::write(out.join(name), text).unwrap();
+    }
+    fs::hard_link(out.join("old"), out.join("sub/other name of old")).unwrap();
+    symlink("outside", out.join("was a link")).unwrap();
+    fs::set_permissions(out.join("sub"), PermissionsExt::from_mode(0o2751)).unwrap();
+    chown(out.join("sub"), Some(U1.0), Some(U2.0)).unwrap();
+    fs::create_dir_all(tree.join("sub/new/deep")).unwrap();
+    for (name, text) in [("old", "new"), ("was a link", "a file"), ("sub/x", "new x"), ("sub/new/deep/g", "g")] {
+        fs::write(tree.join(name), text).unwrap();
+    }
+    fs::hard_link(tree.join("sub/x"), tree.join("sub/new/x")).unwrap();
+    symlink("x", tree.join("sub/link")).unwrap();
+}
+
+/// SEMANTICS 72: "With `--merge`, a commit merges a tree into a directory that exists, in one step. A directory of the
+/// same name keeps its attributes and what else is in it. Everything else takes the place of what had its name, as by
+/// `rename(2)`: programs that have the old file open keep it, and so do its other names."
+#[test]
+fn a_merge_replaces_what_has_its_names_and_keeps_the_rest() {
+    let mount = mount();
+    let dir = create(&mount, &["--job", "j"]);
+    // The mount has not seen these names yet.
+    met_and_merged(&mount.pool("out"), &dir.join("a"));
+    let to = mount.path("out");
+    commit(&mount, &dir.join("a"), "out").refused(EXISTS, &["not empty", "--merge"]);
+    let mut wanted = seen(&to);
+    let sub = wanted[Path::new("sub")].clone();
+    // What the kernel has cached of it is told.
+    assert!(!to.join("sub/new").exists() && to.join("sub/x").exists());
+    let mut old = fs::File::open(to.join("old")).unwrap();
+    let tree = seen(&dir.join("a"));
+    merge(&mount, &dir.join("a"), "out").ok();
+    assert!(!dir.join("a").exists());
+    for name in ["", "sub"] {
+        let (is, was) = (fs::metadata(to.join(name)).unwrap(), fs::metadata(mount.pool("out").join(name)).unwrap());
+        assert_eq!((is.mode(), is.uid(), is.gid()), (was.mode(), was.uid(), was.gid()), "{name:?}");
+    }
+    assert!(sub.starts_with("42751 4001 4002"), "{sub}");
+    // A directory counts those in it, and a name that is gone does not.
+    wanted.extend(tree.into_iter().filter(|(path, _)| !["", "sub"].iter().any(|dir| path == Path::new(dir))));
+    wanted.insert("sub".into(), sub.replacen(" 3 ", " 4 ", 1));
+    let other = wanted.get_mut(Path::new("sub/other name of old")).unwrap();
+    *other = other.replacen(" 2 ", " 1 ", 1);
+    assert_eq!(seen(&to), wanted);
+    assert_eq!(fs::read_to_string(to.join("sub/other name of old")).unwrap(), "old");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut old, &mut text).unwrap();
+    assert_eq!((text.as_str(), old.metadata().unwrap().nlink()), ("old", 1));
+    drop(old);
+    assert_eq!(fs::read_to_string(mount.pool("out/old")).unwrap(), "old", "nothing is flushed yet");
+    mount.flush();
+    assert_eq!(seen(&mount.pool("out")), wanted, "the pool has the same");
+    mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
+    // Where nothing or a file has the name, a merge is a commit.
+    fs::write(dir.join("f"), "1").unwrap();
+    merge(&mount, &dir, "out/all").ok();
+    fs::write(dir.join("f"), "2").unwrap();
+    merge(&mount, &dir.join("f"), "out/all/f").ok();
+    assert_eq!(fs::read_to_string(to.join("all/f")).unwrap(), "2");
+    mount.umount();
+    mount.mount();
+    assert_eq!(fs::read_to_string(to.join("sub/new/x")).unwrap(), "new x");
+}
+
+/// SEMANTICS 73: "If a directory would meet something else, the merge is refused before anything changes, and the error
+/// names the path. It is refused as well if the pool does not tell what is in a directory."
+#[test]
+fn a_merge_makes_no_directory_of_a_file() {
+    let mount = mount();
+    let dir = create(&mount, &["--job", "j"]);
+    met_and_merged(&mount.pool("out"), &dir.join("a"));
+    fs::create_dir(mount.pool("out/sub/new")).unwrap();
+    fs::write(mount.pool("out/sub/new/deep"), "no directory").unwrap();
+    let was = (seen(&dir), seen(&mount.path("out")));
+    let unchanged = || assert_eq!((seen(&dir), seen(&mount.path("out"))), was);
+    merge(&mount, &dir.join("a"), "out").refused(EXISTS, &["out/sub/new/deep: it is no directory", "move or remove"]);
+    unchanged();
+    fs::create_dir(dir.join("a/keep")).unwrap();
+    fs::remove_dir(dir.join("a/keep")).unwrap();
+    merge(&mount, &dir.join("a/old"), "out/sub").refused(EXISTS, &["out/sub: it is a directory"]);
+    merge(&mount, &dir.join("a/sub"), "out/was a link").refused(EXISTS, &["was a link: it is no directory"]);
+    merge(&mount, &dir.join("a/sub"), "out/keep").refused(EXISTS, &["out/keep: it is no directory"]);
+    unchanged();
+    fs::remove_dir_all(dir.join("a/sub/new")).unwrap();
+    fs::write(dir.join("a/sub/new"), "no directory").unwrap();
+    merge(&mount, &dir.join("a"), "out").refused(EXISTS, &["out/sub/new: it is a directory"]);
+}
+
+/// SEMANTICS 74: "A merge makes and replaces names only where the user of the scratch directory may. The directory that
+/// DEST is in has to be writable only if DEST is new."
+#[test]
+fn a_merge_has_the_rights_of_the_user_of_the_directory() {
+    let mount = mount();
+    let dir = create(&mount, &["--job", "j", "--uid", &U1.0.to_string()]);
+    U1.sh(&dir, "mkdir -p a/sub && echo new > a/sub/f").ok();
+    let made = |name: &str, owner: u32, mode: u32| {
+        fs::create_dir_all(mount.path(name)).unwrap();
+        fs::set_permissions(mount.path(name), PermissionsExt::from_mode(mode)).unwrap();
+        chown(mount.path(name), Some(owner), Some(owner)).unwrap();
+    };
+    let refused = |why: &str| {
+        let was = (seen(&dir), seen(&mount.path("out")));
+        merge(&mount, &dir.join("a"), "out/d").refused(DENIED, &["user 4001", why]);
+        assert_eq!((seen(&dir), seen(&mount.path("out"))), was);
+    };
+    made("out", 0, 0o755);
+    refused("out: user 4001 may not write to this directory");
+    made("out/d", 0, 0o755);
+    refused("out/d: user 4001 may not write to this directory");
+    made("out/d/sub", U2.0, 0o755);
+    refused("out/d/sub: user 4001 may not write to this directory");
+    fs::write(mount.path("out/d/sub/f"), "of root").unwrap();
+    made("out/d/sub", U2.0, 0o1777);
+    refused("its directory is sticky");
+    made("out/d", 0, 0o700);
+    refused("out/d: user 4001 may not search this directory");
+    made("out/d", 0, 0o755);
+    // An ACL gives and takes.
+    made("out/d/sub", 0, 0o755);
+    let acl = |entry: &str| {
+        let mut set = std::process::Command::new("setfacl");
+        run(set.args(["-m", entry]).arg(mount.path("out/d/sub")), COMMAND).ok();
+    };
+    acl("u:4001:r-x,o::rwx");
+    refused("out/d/sub: user 4001 may not write to this directory");
+    acl("u:4001:rwx,o::r-x");
+    merge(&mount, &dir.join("a"), "out/d").ok();
+    let made = fs::metadata(mount.path("out/d/sub/f")).unwrap();
+    assert_eq!((made.uid(), fs::read_to_string(mount.path("out/d/sub/f")).unwrap().as_str()), (U1.0, "new\n"));
+    assert_eq!(fs::metadata(mount.path("out/d/sub")).unwrap().uid(), 0);
+    mount.flush();
+    assert_eq!(fs::metadata(mount.pool("out/d/sub/f")).unwrap().uid(), U1.0);
+}
+
+/// The bytes of dirty and of clean files that are replaced are given back.
+#[test]
+fn what_a_merge_replaces_takes_no_space() {
+    let mount = shared(Options { limit: Some("48M".into()), ..Options::policy("[default]\nflush = \"manual\"\n") });
+    let dir = create(&mount, &["--job", "j"]);
+    for round in 0..12 {
+        fs::create_dir(dir.join("a")).unwrap();
+        (0..4).for_each(|at| fs::write(dir.join(format!("a/{at}")), content(round * 4 + at, 3 << 20)).unwrap());
+        merge(&mount, &dir.join("a"), "out").ok();
+        if round % 3 == 2 {
+            mount.flush();
+        }
+        wait_until("the old files are gone", || mount.status().used_bytes < 14 << 20);
+    }
+    (0..4).for_each(|at| assert!(fs::read(mount.path(format!("out/{at}"))).unwrap() == content(44 + at, 3 << 20)));
+    mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
+}
+
+#[test]
+fn a_merge_reaches_an_object_store() {
+    let mut server = Versitygw::start();
+    let policy = "[default]\nflush = \"manual\"\n[pool]\ndeadline = \"2s\"\n";
+    let mount = shared(Options { remote: Some(server.remote()), ..Options::policy(policy) });
+    let pool = server.files();
+    let dir = create(&mount, &["--job", "j"]);
+    for at in 0..20 {
+        server.curl(&["-T", "/etc/hostname"], &format!("out/f{at}"));
+        server.curl(&["-T", "/etc/hostname"], &format!("out/foreign{at}"));
+    }
+    fs::create_dir_all(dir.join("a/sub")).unwrap();
+    (0..20).for_each(|at| fs::write(dir.join(format!("a/f{at}")), content(at, 9_000)).unwrap());
+    fs::write(dir.join("a/sub/g"), "g").unwrap();
+    server.kill();
+    let was = seen(&dir);
+    let answer = merge(&mount, &dir.join("a"), "out");
+    println!("{answer}");
+    assert!(answer.code == Some(POOL_GONE) || answer.code == Some(USAGE), "{answer:?}");
+    assert_eq!(seen(&dir), was);
+    server.start_again();
+    wait_until("the pool answers", || mount.path("out/foreign3").exists());
+    // The mount knows one name; what it does not know counts as well.
+    merge(&mount, &dir.join("a"), "out").ok();
+    assert_eq!(fs::read(mount.path("out/f7")).unwrap(), content(7, 9_000));
+    mount.flush();
+    (0..20).for_each(|at| assert!(fs::read(pool.join(format!("out/f{at}"))).unwrap() == content(at, 9_000), "{at}"));
+    let mut names: Vec<_> = fs::read_dir(pool.join("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.retain(|name| !name.to_str().unwrap().starts_with('f'));
+    assert_eq!(names, ["sub"], "no conflicts");
+    assert_eq!(fs::read(pool.join("out/foreign7")).unwrap(), fs::read("/etc/hostname").unwrap());
+}
+
 /// A file that has a name outside of the tree, or that a program holds open, can change after the commit.
 #[test]
 fn nobody_changes_a_committed_file_from_outside() {
@@ -222,47 +420,77 @@ fn nobody_changes_a_committed_file_from_outside() {
 
 /// SEMANTICS 69: "A commit that is interrupted is finished or undone when the daemon starts again: the files are in the
 /// mount or in the scratch directory, each once."
+/// SEMANTICS 75: "A merge that is interrupted is finished or undone as a whole."
 #[test]
 fn a_killed_commit_is_finished_or_undone() {
     let mount = mount();
     let dir = create(&mount, &["--job", "j"]);
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed());
-    let (mut finished, mut undone) = (0, 0);
-    for round in 0..16 {
-        let name = format!("t{round}");
-        for at in 0..40 {
-            let part = dir.join(&name).join(at.to_string());
+    let (mut finished, mut undone) = ([0, 0], [0, 0]);
+    let fill = |tree: &Path, salt: u64, parts: u64| {
+        for at in 0..parts {
+            let part = tree.join(at.to_string());
             fs::create_dir_all(&part).unwrap();
-            (0..50).for_each(|file| fs::write(part.join(file.to_string()), content(file, 700)).unwrap());
+            (0..50).for_each(|file| fs::write(part.join(file.to_string()), content(file + salt, 700)).unwrap());
             fs::hard_link(part.join("7"), part.join("link")).unwrap();
         }
-        let was = seen(&dir.join(&name));
-        let (old, delay) = (mount.worker(), Duration::from_micros(rng.random_range(0..70_000)));
-        let to = mount.path(&name);
+    };
+    // They close in on the moment at which it is decided.
+    let mut delays = [Duration::ZERO; 2];
+    for round in 0..ROUNDS {
+        let is_merge = round % 2;
+        let name = format!("t{round}");
+        let (from, to) = (dir.join(&name), mount.path(&name));
+        fill(&from, 0, 30);
+        if is_merge == 1 {
+            fill(&to, 1000, 20);
+            fs::write(to.join("3/foreign"), "stays").unwrap();
+        }
+        let was = seen(&from);
+        let before = to.exists().then(|| seen(&to));
         let mut command = std::process::Command::new(forebay());
-        command.args(["scratch", "commit"]).arg(dir.join(&name)).arg(&to);
+        command.args(["scratch", "commit"]).args((is_merge == 1).then_some("--merge")).arg(&from).arg(&to);
+        if round < 2 {
+            // How long it takes when it is left alone.
+            delays[is_merge] = run(&mut command, COMMAND).ok().took / 2;
+            continue;
+        }
+        let (old, delay) = (mount.worker(), delays[is_merge].mul_f64(rng.random_range(0.7..1.4)));
         let committing = std::thread::spawn(move || run(&mut command, COMMAND));
-        std::thread::sleep(Duration::from_millis(8) + delay);
+        std::thread::sleep(delay);
         mount.kill_worker();
         mount.wait_for_other_worker(old);
         let answer = committing.join().unwrap();
         assert!(listed(&mount).iter().any(|known| known["id"] == "j"));
-        let (in_mount, in_scratch) = (to.exists(), dir.join(&name).exists());
-        assert!(in_mount != in_scratch, "{in_mount} {in_scratch} {answer:?}");
-        match in_mount {
-            true => finished += 1,
-            false => {
-                undone += 1;
-                assert_ne!(answer.code, Some(0), "what was acknowledged is there");
+        let in_scratch = from.exists();
+        let message = format!("round {round}, {delay:?}, {answer:?}");
+        if in_scratch {
+            undone[is_merge] += 1;
+            delays[is_merge] = delays[is_merge].mul_f64(1.3);
+            assert_ne!(answer.code, Some(0), "what was acknowledged is there: {message}");
+            assert_eq!(seen(&from), was, "{message}");
+            assert_eq!(to.exists().then(|| seen(&to)), before, "{message}");
+        } else {
+            finished[is_merge] += 1;
+            delays[is_merge] = delays[is_merge].mul_f64(0.75);
+            let mut wanted = was;
+            if let Some(before) = before {
+                wanted.insert("3/foreign".into(), before[Path::new("3/foreign")].clone());
             }
+            assert_eq!(seen(&to), wanted, "{message}");
         }
-        let place = if in_mount { to } else { dir.join(&name) };
-        assert_eq!(seen(&place), was, "round {round}, {delay:?}");
         let commits = mount.place.fast().join("commits");
         assert!(!commits.exists() || fs::read_dir(commits).unwrap().next().is_none());
     }
-    println!("{finished} finished, {undone} undone");
+    println!("commits and merges, {delays:?}: {finished:?} finished, {undone:?} undone");
     mount.flush();
+    for round in 0..ROUNDS {
+        let name = format!("t{round}");
+        assert_eq!(mount.pool(&name).exists(), mount.path(&name).exists());
+        if mount.path(&name).exists() {
+            assert_eq!(seen(&mount.pool(&name)), seen(&mount.path(&name)), "{name}");
+        }
+    }
     mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
 }
 

@@ -106,7 +106,7 @@ fn fill(dir: &Path) {
     fs::set_permissions(dir.join("a/b"), PermissionsExt::from_mode(0o750)).unwrap();
 }
 
-/// SEMANTICS 72: "A view shows a tree as it was staged: its names, bytes, modes, owners, times, symbolic links, extended
+/// SEMANTICS 76: "A view shows a tree as it was staged: its names, bytes, modes, owners, times, symbolic links, extended
 /// attributes and ACLs. It is read-only for everybody."
 #[test]
 fn a_view_shows_the_tree_as_it_was_staged() {
@@ -147,7 +147,7 @@ fn a_view_shows_the_tree_as_it_was_staged() {
     assert_eq!(seen(&mount.pool("data")), was, "the pool did not notice");
 }
 
-/// SEMANTICS 73: "What a view shows does not change while it lasts, whatever becomes of the files in the pool or in the
+/// SEMANTICS 77: "What a view shows does not change while it lasts, whatever becomes of the files in the pool or in the
 /// mount, and is not evicted."
 #[test]
 fn a_view_goes_on_showing_what_it_showed() {
@@ -196,7 +196,7 @@ fn a_view_goes_on_showing_what_it_showed() {
     mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
 }
 
-/// SEMANTICS 74: "A file that a view shows, and that programs have open through the mount under another name, cannot be
+/// SEMANTICS 78: "A file that a view shows, and that programs have open through the mount under another name, cannot be
 /// opened for writing there (`ETXTBSY`) until they close it or the view ends."
 #[test]
 fn a_file_in_use_is_not_changed_under_its_readers() {
@@ -221,7 +221,7 @@ fn a_file_in_use_is_not_changed_under_its_readers() {
     assert_eq!(fs::read(mount.path("data/f")).unwrap(), b"new");
 }
 
-/// SEMANTICS 75: "What cannot be shown as it is makes the whole view fail, with the reason: a file that is not in the pool
+/// SEMANTICS 79: "What cannot be shown as it is makes the whole view fail, with the reason: a file that is not in the pool
 /// yet or is open for writing, content that cannot be linked."
 #[test]
 fn what_cannot_be_shown_is_refused_with_its_reason() {
@@ -266,7 +266,7 @@ fn a_mount_of_an_ordinary_user_has_no_views() {
     assert!(refused.code == Some(DENIED) && refused.err.contains("root"), "{refused:?}");
 }
 
-/// SEMANTICS 76: "A view outlives the death of all processes of the mount, and is mounted again with the mount, until its
+/// SEMANTICS 80: "A view outlives the death of all processes of the mount, and is mounted again with the mount, until its
 /// lease is over. Then nothing is left of it."
 #[test]
 fn a_view_outlives_the_daemon_and_ends_with_its_lease() {
@@ -377,7 +377,7 @@ fn content_on_another_device_is_copied_if_that_is_allowed() {
     wait_until("the copies are gone", || mount.status().used_bytes == staged);
 }
 
-/// SEMANTICS 77: "A view for a job is seen by the job alone, and a view that was made in a job ends with the job."
+/// SEMANTICS 81: "A view for a job is seen by the job alone, and a view that was made in a job ends with the job."
 #[test]
 fn a_view_for_a_job_is_seen_by_the_job_alone() {
     need(&["unshare"]);

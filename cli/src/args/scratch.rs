@@ -17,6 +17,10 @@ pub enum ScratchCommand {
         path: PathBuf,
         /// The path that it gets under the mount. A file may replace a file, and a directory an empty directory.
         dest: PathBuf,
+        /// Merge the tree into DEST if it exists: files replace those of the same name, directories of the same name are
+        /// merged, and what has no counterpart stays. Still in one step.
+        #[arg(long)]
+        merge: bool,
     },
     /// Remove a scratch directory with everything in it.
     Discard {

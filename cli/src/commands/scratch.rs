@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use forebay_api::scratch::{CommitReport, CommitRequest, ScratchDir, ScratchRequest, ScratchVerb};
+use forebay_api::scratch::{CommitReport, CommitRequest, MergeRequest, ScratchDir, ScratchRequest, ScratchVerb};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client, multi_mount, paths};
@@ -23,10 +23,20 @@ use crate::values::{bytes, files, moment, shown};
 
 const STICKY: u32 = 0o1000;
 
+/// What a commit does with a directory that has the name of what is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It refuses it, unless it is empty.
+    Keep,
+    Merge,
+}
+
 pub fn run(command: ScratchCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
         ScratchCommand::Create(args) => create(args, output),
-        ScratchCommand::Commit { path, dest } => commit(&path, &dest, output),
+        ScratchCommand::Commit { path, dest, merge } => {
+            commit(&path, &dest, if merge { Existing::Merge } else { Existing::Keep }, output)
+        }
         ScratchCommand::Discard { path } => discard(&path, output),
         ScratchCommand::List { mount } => list(mount.as_deref(), output),
     }
@@ -67,9 +77,9 @@ fn group(uid: u32, own: u32) -> Option<u32> {
     identity::group_of(uid).or((uid != own).then_some(uid))
 }
 
-fn commit(path: &Path, dest: &Path, output: &Output) -> Result<Exit, Failure> {
+fn commit(path: &Path, dest: &Path, existing: Existing, output: &Output) -> Result<Exit, Failure> {
     let dest = paths::absolute(dest).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
-    let report = commit_tree(path, &dest)?;
+    let report = commit_tree(path, &dest, existing)?;
     match output.json {
         true => output.json(&report),
         false => output.line(format!(
@@ -84,7 +94,7 @@ fn commit(path: &Path, dest: &Path, output: &Output) -> Result<Exit, Failure> {
 }
 
 /// Takes a tree of a scratch directory into the mount, with the rights of the directory's user.
-pub fn commit_tree(path: &Path, dest: &Path) -> Result<CommitReport, Failure> {
+pub fn commit_tree(path: &Path, dest: &Path, existing: Existing) -> Result<CommitReport, Failure> {
     let (Some(above), Some(name)) = (dest.parent(), dest.file_name()) else {
         return Err(Failure::usage("the destination is the root of a file system").remedy("give a name in the mount"));
     };
@@ -97,7 +107,9 @@ pub fn commit_tree(path: &Path, dest: &Path) -> Result<CommitReport, Failure> {
         Failure::usage(format!("{} is in no scratch directory of {}", path.display(), entry.mountpoint().display()))
             .remedy("forebay scratch list")
     })?;
-    let parent_ino = identity::as_user(dir.uid, || destination(above, name, dir.uid, entry.mountpoint()))
+    // The daemon checks a merge: it alone knows which directories get names.
+    let replaced = (existing == Existing::Keep).then_some(name);
+    let parent_ino = identity::as_user(dir.uid, || destination(above, replaced, dir.uid, entry.mountpoint()))
         .map_err(|e| Failure::given(format!("user {} cannot write {}", dir.uid, dest.display()), &e))?;
     let request = CommitRequest {
         id: dir.id,
@@ -105,7 +117,15 @@ pub fn commit_tree(path: &Path, dest: &Path) -> Result<CommitReport, Failure> {
         parent_ino,
         name: paths::encode(name.as_bytes()),
     };
-    let report = client::call(&entry, &Request::Scratch(ScratchVerb::Commit(request)))?.find_map(|reply| match reply {
+    let verb = match existing {
+        Existing::Keep => ScratchVerb::Commit(request),
+        Existing::Merge => {
+            let groups = identity::groups_of(dir.uid)
+                .map_err(|e| Failure::io(format!("cannot tell the groups of user {}", dir.uid), &e))?;
+            ScratchVerb::Merge(MergeRequest { commit: request, groups })
+        }
+    };
+    let report = client::call(&entry, &Request::Scratch(verb))?.find_map(|reply| match reply {
         Ok(Reply::Committed(report)) => Some(Ok(report)),
         Ok(_) => None,
         Err(failure) => Some(Err(failure)),
@@ -113,15 +133,16 @@ pub fn commit_tree(path: &Path, dest: &Path) -> Result<CommitReport, Failure> {
     Ok(report.transpose()?.unwrap_or_default())
 }
 
-/// Returns the inode number of a directory of the mount, if this user may make or replace a name in it.
-fn destination(above: &Path, name: &OsStr, uid: u32, mountpoint: &Path) -> io::Result<u64> {
+/// Returns the inode number of a directory of the mount, if this user reaches it, and may make or replace this name in it.
+fn destination(above: &Path, name: Option<&OsStr>, uid: u32, mountpoint: &Path) -> io::Result<u64> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(above, flags, Mode::empty())?;
-    identity::check_may_change(&dir)?;
     let stat = rustix::fs::fstat(&dir)?;
     if stat.st_dev != std::fs::metadata(mountpoint)?.dev() {
         return Err(io::Error::other("another file system is mounted there"));
     }
+    let Some(name) = name else { return Ok(stat.st_ino) };
+    identity::check_may_change(&dir)?;
     let replaced = rustix::fs::statat(&dir, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW);
     let is_others = |owner: u32| owner != uid && uid != 0;
     if replaced.is_ok_and(|replaced| stat.st_mode & STICKY != 0 && is_others(replaced.st_uid) && is_others(stat.st_uid))

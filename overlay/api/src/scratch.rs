@@ -49,6 +49,16 @@ pub struct CommitRequest {
     pub name: TypedPath,
 }
 
+/// A tree to merge into a directory that may exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeRequest {
+    /// The daemon checks whether the user may write; the client, whether it reaches the directory.
+    #[serde(flatten)]
+    pub commit: CommitRequest,
+    /// All groups of the user of the scratch directory.
+    pub groups: Vec<u32>,
+}
+
 /// What a commit took into the overlay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitReport {
@@ -64,6 +74,9 @@ pub enum ScratchVerb {
     /// Creates a directory. One of this name and this user stays as it is.
     Create(ScratchRequest),
     Commit(CommitRequest),
+    /// As a commit, but a directory of the tree is merged into one that exists, and everything else replaces what has
+    /// its name.
+    Merge(MergeRequest),
     /// Removes a directory with everything in it. An unknown one is no error.
     Discard {
         id: String,
@@ -110,5 +123,9 @@ mod tests {
         let verb: ScratchVerb = serde_json::from_str(r#"{"scratch":"create","id":"a","limit_bytes":5}"#).unwrap();
         let request = ScratchRequest { id: "a".into(), limit_bytes: Some(5), ..ScratchRequest::default() };
         assert_eq!(verb, ScratchVerb::Create(request));
+        let text = r#"{"scratch":"merge","id":"a","path":"","parent_ino":1,"name":"out","groups":[5]}"#;
+        let verb: ScratchVerb = serde_json::from_str(text).unwrap();
+        let commit = CommitRequest { id: "a".into(), path: "".into(), parent_ino: 1, name: "out".into() };
+        assert_eq!(verb, ScratchVerb::Merge(MergeRequest { commit, groups: vec![5] }));
     }
 }

@@ -254,6 +254,20 @@ impl ContentStore {
         synced
     }
 
+    /// As [`Self::sync_all`], but other callers still get the errors that this call gets, and a file's own error may be
+    /// missed. Blocks.
+    ///
+    /// # Errors
+    /// Write-back errors that no caller got before.
+    pub fn write_out(&self) -> Result<()> {
+        for device in &self.devices {
+            let failed = |e| device.failed("sync", e);
+            let dir = fs::File::open(&device.path).map_err(failed)?;
+            rustix::fs::syncfs(&dir).map_err(|e| failed(e.into()))?;
+        }
+        Ok(())
+    }
+
     /// Visits every content file on the devices, for the sweep of orphans.
     pub fn walk(&self, mut each: impl FnMut(ContentId, u64) -> Result<()>) -> Result<()> {
         for device in &self.devices {

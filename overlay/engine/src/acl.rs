@@ -5,6 +5,8 @@
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
+use crate::permission::UserGroups;
+
 /// Name of the attribute that extends the permission bits of any object but a symbolic link.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Name of the attribute of a directory that new entries inherit.
@@ -147,6 +149,27 @@ impl Acl {
             }
         }
         new
+    }
+
+    /// `posix_acl_permission`: returns whether a user that is not the owner has all these permissions. `group`: the owning
+    /// group.
+    pub fn grants(&self, group: u32, user: &UserGroups, wanted: u32) -> bool {
+        let has = |entry: &AclEntry| u32::from(entry.perm) & wanted == wanted;
+        let mask = self.entries.iter().find(|entry| entry.tag == Tag::Mask);
+        let unmasked = mask.is_none_or(has);
+        if let Some(named) = self.entries.iter().find(|entry| entry.tag == Tag::User && entry.id == user.uid) {
+            return has(named) && unmasked;
+        }
+        let in_group = |entry: &&AclEntry| match entry.tag {
+            Tag::OwningGroup => user.groups.contains(&group),
+            Tag::Group => user.groups.contains(&entry.id),
+            _ => false,
+        };
+        let mut of_groups = self.entries.iter().filter(in_group).peekable();
+        match of_groups.peek() {
+            Some(_) => of_groups.any(has) && unmasked,
+            None => self.entries.iter().any(|entry| entry.tag == Tag::Other && has(entry)),
+        }
     }
 
     /// Returns the index of the entry that the group's permission bits stand for.
@@ -353,6 +376,40 @@ mod tests {
                 let want = inherit(FileKind::Directory, asked, 0o022, Some(&default));
                 let got = (mode(&sub) & 0o777, get(&sub, ACCESS), get(&sub, DEFAULT));
                 assert_eq!(got, (want.mode & 0o777, want.access, want.default), "{default:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn users_are_granted_what_they_are_on_a_real_file_system() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (_keep, base) = judge();
+        let dir = base.join("judged");
+        std::fs::DirBuilder::new().create(&dir).unwrap();
+        let open = std::fs::File::open(&dir).unwrap();
+        let of_groups = |group: u16, named: u16, mask: u16, other: u16| {
+            acl(&[
+                (Tag::Owner, 7, NO_ID),
+                (Tag::OwningGroup, group, NO_ID),
+                (Tag::Group, named, 1234),
+                (Tag::Mask, mask, NO_ID),
+                (Tag::Other, other, NO_ID),
+            ])
+        };
+        let mut lists =
+            vec![of_groups(7, 1, 7, 7), of_groups(1, 7, 7, 0), of_groups(7, 7, 5, 7), of_groups(0, 0, 7, 7)];
+        lists.extend(samples().into_iter().filter(|list| !list.is_equivalent_to_mode()));
+        for (list, gid) in lists.iter().flat_map(|list| [(list, 0), (list, 1234), (list, 77)]) {
+            std::os::unix::fs::chown(&dir, Some(77), Some(gid)).unwrap();
+            set(&dir, ACCESS, list);
+            for uid in [77, 1234, 88] {
+                let judged =
+                    forebay_system::identity::as_user(uid, || forebay_system::identity::check_may_change(&open));
+                let user = UserGroups { uid, groups: vec![uid] };
+                let allowed = crate::permission::allows(mode(&dir), (77, gid), Some(list), &user, 3);
+                assert_eq!(allowed, judged.is_ok(), "{list:?} {gid} {uid}");
             }
         }
     }

@@ -8,6 +8,7 @@
 //! | `paths` | inode → path in the overlay and in the pool, and back |
 //! | `attributes`, `xattrs`, `set_id` | attributes, extended attributes and ACLs, set-id bits |
 //! | `rights` | mode, owner or ACL that another client changed in the pool |
+//! | `permission` | what a user may do in a directory, for requests that the kernel has not checked |
 //! | `handles` | open, read, write, truncate, fallocate, seek, copy |
 //! | `fetch` | pool → content file |
 //! | `writeback` | overlay → pool |
@@ -40,6 +41,7 @@ mod layout;
 mod namespace;
 mod node;
 mod paths;
+mod permission;
 pub(crate) mod rights;
 pub mod salvage;
 mod scratch;

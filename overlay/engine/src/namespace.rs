@@ -18,7 +18,7 @@ use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
 pub(crate) use depth::Deepest;
 pub use directory::Arrivals;
 pub(crate) use directory::Ask;
-pub(crate) use graft::GraftPoint;
+pub(crate) use graft::{Graft, GraftPoint, kinds_differ};
 pub use order::{DirOrder, Placed};
 pub(crate) use order::{NameHash, NamesState};
 

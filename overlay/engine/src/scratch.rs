@@ -4,12 +4,13 @@
 //! what it occupies. Both are counted again and again while they exist (`count_scratch`).
 
 mod commit;
+mod merge;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_api::scratch::{CommitReport, CommitRequest, ScratchDir, ScratchRequest, check_scratch_id};
+use forebay_api::scratch::{CommitReport, CommitRequest, MergeRequest, ScratchDir, ScratchRequest, check_scratch_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::ContentNumbers;
 use forebay_cache::scratch::{Seal, count};
@@ -74,6 +75,8 @@ pub(crate) struct ScratchDirs {
     known: Mutex<BTreeMap<String, KnownScratch>>,
     /// Names that commits of the last daemon made, and that the kernel may not know of.
     appeared: Mutex<Vec<(Ino, Vec<u8>)>>,
+    /// Directories in which commits of the last daemon made names, and of which the kernel may have old entries.
+    merged: Mutex<Vec<Ino>>,
     /// Notified when a directory is free for the next use.
     freed: Condvar,
     /// Notified when there is something to count or to remove.
@@ -178,7 +181,17 @@ impl Overlay {
     /// Nothing has changed then. `NotFound`, `Exists`, `NotEmpty`; `Busy` if another commit of the directory runs, or if
     /// its programs change it; `NotPermitted` if the pool cannot hold a kind of file that is in it.
     pub async fn commit_scratch(&self, request: CommitRequest) -> Result<CommitReport> {
-        self.inner.clone().commit_scratch(request).await
+        self.inner.clone().commit_scratch(request, None).await
+    }
+
+    /// As [`Self::commit_scratch`], but a directory is merged into one of its name that exists, and anything else
+    /// replaces what has its name. The user of the scratch directory must be allowed to.
+    ///
+    /// # Errors
+    /// As [`Self::commit_scratch`]. `Exists` if a directory meets something else; `PermissionDenied` or `NotPermitted` if
+    /// the user may not make or replace a name.
+    pub async fn merge_scratch(&self, request: MergeRequest) -> Result<CommitReport> {
+        self.inner.clone().commit_scratch(request.commit, Some(request.groups)).await
     }
 }
 

@@ -85,6 +85,8 @@ pub(crate) struct Txn<'a> {
     looked_at: Mutex<Option<(Link, NameRecord)>>,
     /// Pool objects with several names whose inodes this change adds.
     objects: HashMap<Vec<u8>, Ino>,
+    /// Owners of inodes whose records the batch had from the beginning.
+    owners: HashMap<Ino, u32>,
     /// Content files to remove after the batch is written, each with the bytes that the space budget counts for it.
     trash: Vec<(ContentId, u64)>,
     pub batch: Batch<'a>,
@@ -100,15 +102,17 @@ impl<'a> Txn<'a> {
             names: HashMap::new(),
             looked_at: Mutex::default(),
             objects: HashMap::new(),
+            owners: HashMap::new(),
             trash: Vec::new(),
             batch: inner.catalog.batch(),
             _namespace: Mutex::lock_arc(&inner.namespace),
         }
     }
 
-    /// Begins with a batch that has the records of inodes which no name shows yet.
-    pub fn begin_with(inner: &'a Inner, batch: Batch<'a>) -> Self {
-        Self { batch, ..Self::begin(inner) }
+    /// Begins with a batch that has the records of inodes which no name shows yet. `owners`: those of the inodes that get
+    /// names by this change.
+    pub fn begin_with(inner: &'a Inner, batch: Batch<'a>, owners: HashMap<Ino, u32>) -> Self {
+        Self { batch, owners, ..Self::begin(inner) }
     }
 
     pub(crate) fn inner(&self) -> &'a Inner {
@@ -457,10 +461,11 @@ impl<'a> Txn<'a> {
         }
         let of = |ino: Ino| {
             let edited = self.edits.get(&ino).map(|edit| edit.record.uid);
+            let grafted = || self.owners.get(&ino).copied();
             let made = || self.new.iter().find(|(new, _)| *new == ino).map(|(_, record)| record.uid);
             // This change does not hold the inode's lock. If another thread holds it, the owner counts as unknown.
             let known = || Some(self.inner.table.peek(ino)?.state.try_lock()?.record.uid);
-            edited.or_else(made).or_else(known)
+            edited.or_else(grafted).or_else(made).or_else(known)
         };
         is.here_ino().or(is.pool).and_then(of).or_else(|| of(parent)).unwrap_or(0)
     }

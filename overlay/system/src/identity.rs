@@ -10,15 +10,20 @@ pub fn group_of(uid: u32) -> Option<u32> {
     Some(User::from_uid(Uid::from_raw(uid)).ok()??.gid.as_raw())
 }
 
-/// Does something with the file access rights of a user: those of its user id, and of all its groups. Runs in a thread
-/// of its own, whose identity is changed (`setfsuid(2)`), so that the rest of the process keeps its rights.
+/// Returns the primary group and all groups with whose file access rights [`as_user`] acts for a user.
 ///
 /// # Errors
-/// `PermissionDenied` if this process may not act for the user; what `act` returns.
-pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+/// Those of the user database.
+pub fn groups_of(uid: u32) -> io::Result<Vec<u32>> {
     if uid == rustix::process::geteuid().as_raw() {
-        return act();
+        let own = rustix::process::getgroups()?;
+        return Ok(std::iter::once(rustix::process::getegid()).chain(own).map(rustix::process::Gid::as_raw).collect());
     }
+    let (gid, groups) = registered_groups(uid)?;
+    Ok(std::iter::once(gid).chain(groups).map(Gid::as_raw).collect())
+}
+
+fn registered_groups(uid: u32) -> io::Result<(Gid, Vec<Gid>)> {
     let user = User::from_uid(Uid::from_raw(uid)).map_err(io::Error::from)?;
     // A user without an entry has its number as its group, as Slurm and container engines do.
     let gid = user.as_ref().map_or(Gid::from_raw(uid), |user| user.gid);
@@ -29,6 +34,19 @@ pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> io::Result<T> + Send) ->
         }
         None => vec![gid],
     };
+    Ok((gid, groups))
+}
+
+/// Does something with the file access rights of a user: those of its user id, and of all its groups. Runs in a thread
+/// of its own, whose identity is changed (`setfsuid(2)`), so that the rest of the process keeps its rights.
+///
+/// # Errors
+/// `PermissionDenied` if this process may not act for the user; what `act` returns.
+pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    if uid == rustix::process::geteuid().as_raw() {
+        return act();
+    }
+    let (gid, groups) = registered_groups(uid)?;
     let groups: Vec<libc::gid_t> = groups.into_iter().map(Gid::as_raw).collect();
     std::thread::scope(|scope| {
         let acting = scope.spawn(move || {
@@ -83,5 +101,6 @@ mod tests {
         std::os::unix::fs::chown(dir.path(), Some(65534), None).unwrap();
         as_user(65534, check).unwrap();
         assert_eq!(group_of(0), Some(0));
+        assert_eq!(groups_of(4_000_000).unwrap(), [4_000_000, 4_000_000]);
     }
 }

@@ -154,7 +154,8 @@ impl StagedJob {
             let from = dir.join(&copy.scratch);
             let from = if copy.scratch.is_empty() { dir.clone() } else { from };
             check_kind(&from, copy.kind).map_err(|e| Failure::given(from.display(), &e))?;
-            scratch::commit_tree(&from, &self.destination(copy))
+            // As a copy would: the job may have run before.
+            scratch::commit_tree(&from, &self.destination(copy), scratch::Existing::Merge)
         };
         let copies = self.record.request.staging.copy_out.iter();
         copies.filter_map(|copy| Some(format!("{}: {}", copy.path, committed(copy).err()?.what))).collect()

@@ -17,6 +17,7 @@ pub async fn carry_out(overlay: &Overlay, verb: ScratchVerb, client: UCred) -> R
             Ok(Reply::Scratch(vec![overlay.create_scratch(request, uid, gid).await?]))
         }
         ScratchVerb::Commit(request) => Ok(Reply::Committed(overlay.commit_scratch(request).await?)),
+        ScratchVerb::Merge(request) => Ok(Reply::Committed(overlay.merge_scratch(request).await?)),
         ScratchVerb::Discard { id } => {
             let overlay = overlay.clone();
             blocking(move || overlay.discard_scratch(&id)).await?;

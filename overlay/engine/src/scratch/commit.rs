@@ -1,9 +1,13 @@
 //! Takes a tree from a scratch directory into the overlay: its files become content files by renames, whatever their
 //! size, and all records are written in one batch.
 //!
+//! A tree that is merged into a directory gets several names there, and replaces others (`merge`). All of that is in the
+//! same batch.
+//!
 //! The batch has a mark. A tree that is still detached after the death of a daemon belongs to a finished commit if its
 //! mark is in the catalog; else it is moved back.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,15 +19,25 @@ use forebay_catalog::{Batch, ContentRecord, DirtyAttrs, FileState, InodeRecord, 
 use forebay_system::clock::{stamp_now, unix_now};
 use smallvec::SmallVec;
 
+use super::merge::MergePlan;
 use super::{ScratchUse, TakenScratch};
-use crate::namespace::GraftPoint;
+use crate::namespace::{Graft, GraftPoint};
+use crate::permission::{CHANGE, SEARCH, UserGroups};
 use crate::{Inner, Ino, blocking, parse_path};
 
 /// The key in the catalog of the mark of a commit: this and its number.
 const MARK: &str = "scratch-commit-";
+/// The key of the directories in which a commit made names, if there are several.
+const MERGED: &str = "scratch-merge-";
 
-/// How long a commit waits for the kernel to forget what it knows of the name.
+/// How long a commit waits for the kernel to forget what it knows of the names.
 const KERNEL_FORGETS: Duration = Duration::from_secs(2);
+/// So many notes for the kernel are sent before the next ones are made.
+const NOTES_AT_ONCE: usize = 16_000;
+/// How often a merge looks again at the directories, because their names changed meanwhile.
+const ATTEMPTS: usize = 4;
+/// More files than this are synced together.
+const SYNCED_ALONE: usize = 64;
 
 /// A detached tree. It is moved back when this is dropped, unless its records were written.
 struct Detached<'a> {
@@ -42,9 +56,19 @@ impl Drop for Detached<'_> {
     }
 }
 
+/// What a tree gets its name over.
+enum Onto {
+    /// Nothing, or this inode is replaced.
+    Whole(Option<Ino>),
+    /// It is merged into a directory, with the rights of a user.
+    Directory(Ino, UserGroups),
+}
+
 /// A tree that is in the mount.
 struct Committed {
     report: CommitReport,
+    /// What the kernel may know wrongly.
+    grafts: Vec<Graft>,
     /// Whether it survives a power cut.
     synced: Result<()>,
 }
@@ -52,14 +76,21 @@ struct Committed {
 /// The inodes and the content of a tree.
 struct NewTree<'a> {
     batch: Batch<'a>,
-    top: (Ino, FileKind),
+    grafts: Vec<Graft>,
+    /// Directories that stay, with the names under which they were found.
+    kept: Vec<(GraftPoint, Ino)>,
     /// Owner and occupied bytes of each file.
     files: Vec<(Ino, u32, u64)>,
     report: CommitReport,
 }
 
 impl Inner {
-    pub(super) async fn commit_scratch(self: Arc<Self>, request: CommitRequest) -> Result<CommitReport> {
+    /// `merge_groups`: the tree is merged into what has its name, and the scratch directory's user has these groups.
+    pub(super) async fn commit_scratch(
+        self: Arc<Self>,
+        request: CommitRequest,
+        merge_groups: Option<Vec<u32>>,
+    ) -> Result<CommitReport> {
         self.check_writable()?;
         let path = parse_path(&request.path)?.as_bytes().to_vec();
         let name = parse_path(&request.name)?.as_bytes().to_vec();
@@ -73,16 +104,42 @@ impl Inner {
             Ok((taken, path, kind))
         })
         .await?;
-        let target = self.check_graft(&at, kind).await?;
+        let user = merge_groups.map(|groups| UserGroups { uid: taken.record.uid, groups });
+        let onto = self.check_onto(&at, kind, user).await?;
         let inner = self.clone();
-        let (done, at) = blocking(move || Ok((inner.commit_tree(&taken, &path, &at, (kind, target))?, at))).await?;
+        // This may ask the pool. It is not given up when the client goes away.
+        let done = blocking(move || inner.commit_tree(&taken, &path, &at, (kind, onto))).await?;
         self.scratch.bell.notify_one();
-        // The kernel may remember that the name did not exist.
-        if let Some(kernel) = self.kernel.get() {
-            let _ = tokio::time::timeout(KERNEL_FORGETS, kernel.invalidate_name_and_tell(at.parent, &at.name)).await;
-        }
+        self.tell_kernel_of_grafts(&done.grafts).await;
         done.synced.map_err(|error| error.context("committed and in the mount, but a power cut may undo it"))?;
         Ok(done.report)
+    }
+
+    /// Checks what a tree gets its name over. `user`: the tree may be merged, and the user's rights are checked.
+    async fn check_onto(self: &Arc<Self>, at: &GraftPoint, kind: FileKind, user: Option<UserGroups>) -> Result<Onto> {
+        let Some(user) = user else {
+            return Ok(Onto::Whole(self.check_graft(at, kind).await.map_err(|error| match error.kind() {
+                ErrorKind::NotEmpty => {
+                    let above = self.overlay_path(at.parent).unwrap_or_default();
+                    let what = format!("{}: --merge merges the tree into it", above.join(&at.name));
+                    Error::new(ErrorKind::NotEmpty, Side::Application, what)
+                }
+                _ => error,
+            })?));
+        };
+        self.check_allowed(at.parent, &user, SEARCH).await?;
+        if kind == FileKind::Directory
+            && let Some(target) = self.find(at.parent, &at.name).await?
+            && self.node(target)?.state.lock().record.kind == FileKind::Directory
+        {
+            return Ok(Onto::Directory(target, user));
+        }
+        let target = self.check_graft(at, kind).await?;
+        self.check_allowed(at.parent, &user, CHANGE).await?;
+        if let Some(target) = target {
+            self.check_replaceable_by(at.parent, target, &user)?;
+        }
+        Ok(Onto::Whole(target))
     }
 
     fn commit_tree(
@@ -90,38 +147,102 @@ impl Inner {
         taken: &TakenScratch,
         path: &[u8],
         at: &GraftPoint,
-        (kind, target): (FileKind, Option<Ino>),
+        (kind, onto): (FileKind, Onto),
     ) -> Result<Committed> {
         let number = self.catalog.new_content()?.0;
         let tree = self.store.detach(taken.record.device, &taken.id, path, number)?;
         let mut detached = Detached { tree, inner: self, is_committed: false };
         let mut entries = detached.tree.read(|| self.catalog.new_content())?;
-        self.check_entries(&entries, at)?;
-        detached.tree.adopt(&self.store, &mut entries)?;
-        detached.tree.check_unchanged(&entries)?;
-        let mut new = self.new_tree(&entries, at)?;
-        if new.top.1 != kind {
+        if entries.first().is_none_or(|top| kind_of(top, &entries) != kind) {
             let what = "it was changed while it was committed: end its programs, and repeat";
             return Err(Error::new(ErrorKind::Busy, Side::Application, what));
         }
-        let single = match entries.first().map(|top| &top.kind) {
-            Some(TreeKind::File { content, .. }) => Some(self.store.open_content(*content)?),
-            _ => None,
-        };
-        drop(entries);
+        self.check_entries(&entries, at)?;
+        let mut plan = self.plan_onto(&entries, at, &onto)?;
+        detached.tree.adopt(&self.store, &mut entries)?;
+        detached.tree.check_unchanged(&entries)?;
+        self.sync_replacing(&entries, &plan)?;
         let mark = format!("{MARK}{number}");
-        new.batch.put_meta(&mark, &(at.parent, &at.name));
-        self.graft(at, new.top, target, single.as_ref(), new.batch)?;
+        let merged = format!("{MERGED}{number}");
+        let mut left = ATTEMPTS;
+        let (files, report, grafts) = loop {
+            let NewTree { mut batch, grafts, kept, files, report } = self.new_tree(&entries, at, &plan)?;
+            batch.put_meta(&mark, &(at.parent, &at.name));
+            if !kept.is_empty() {
+                let dirs: BTreeSet<u64> = grafts.iter().map(|graft| graft.at.parent.0).collect();
+                batch.put_meta(&merged, &dirs);
+            }
+            left -= 1;
+            match self.graft(&grafts, &kept, batch) {
+                Ok(()) => break (files, report, grafts),
+                Err(error) if error.is(ErrorKind::Stale) && left > 0 && matches!(onto, Onto::Directory(..)) => {
+                    plan = self.plan_onto(&entries, at, &onto)?;
+                    self.sync_replacing(&entries, &plan)?;
+                }
+                Err(error) => return Err(error),
+            }
+        };
         detached.is_committed = true;
-        self.count_committed(taken, &new.files, new.report.bytes);
+        self.count_committed(taken, &files, report.bytes);
         // Until the records are durable, the tree must not lose what a power cut would need to move it back.
         let synced = self.catalog.sync();
         if synced.is_ok()
-            && let Err(error) = detached.tree.finish(&self.store).and_then(|()| self.catalog.delete_meta(&[mark]))
+            && let Err(error) =
+                detached.tree.finish(&self.store).and_then(|()| self.catalog.delete_meta(&[mark, merged]))
         {
             tracing::warn!(%error, "what is left of a commit is removed at the next start of the daemon");
         }
-        Ok(Committed { report: new.report, synced })
+        Ok(Committed { report, grafts, synced })
+    }
+
+    /// Finds what a tree meets. Blocks. Runs on a thread of a runtime.
+    fn plan_onto(&self, entries: &[TreeEntry], at: &GraftPoint, onto: &Onto) -> Result<MergePlan> {
+        match onto {
+            Onto::Whole(target) => Ok(MergePlan::whole(entries, *target)),
+            Onto::Directory(into, user) => {
+                tokio::runtime::Handle::current().block_on(self.plan_merge(entries, at, *into, user))
+            }
+        }
+    }
+
+    /// Makes the bytes of files that replace others survive a power cut: as after a rename, there are the old bytes or
+    /// the new ones.
+    fn sync_replacing(&self, entries: &[TreeEntry], plan: &MergePlan) -> Result<()> {
+        // One sync of a file takes as long as the device needs to empty its cache.
+        let are_synced = plan.replaced.len() > SYNCED_ALONE && self.store.write_out().is_ok();
+        for number in plan.replaced.keys() {
+            let holder = match entries[*number].kind {
+                TreeKind::HardLink { of } => of,
+                _ => *number,
+            };
+            let TreeKind::File { content, .. } = entries[holder].kind else { continue };
+            let content = self.store.open_content(content)?;
+            match are_synced {
+                true => self.catalog.check_written_back(&content)?,
+                false => self.catalog.sync_content(&content, true)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel forget names that a commit made or replaced, and attributes that it changed. Waits for it, but
+    /// not for long.
+    async fn tell_kernel_of_grafts(&self, grafts: &[Graft]) {
+        let Some(kernel) = self.kernel.get() else { return };
+        let until = tokio::time::Instant::now() + KERNEL_FORGETS;
+        // If the kernel does not know a name, the note of the name says nothing about the directory.
+        let dirs: BTreeSet<Ino> = grafts.iter().map(|graft| graft.at.parent).collect();
+        let mut changed: Vec<Ino> = dirs.into_iter().collect();
+        changed
+            .extend(grafts.iter().filter_map(|graft| graft.target).filter(|ino| self.table.is_known_to_kernel(*ino)));
+        let attributes = changed.chunks(2 * NOTES_AT_ONCE).chain(std::iter::repeat(&[][..]));
+        for (some, attributes) in grafts.chunks(NOTES_AT_ONCE).zip(attributes) {
+            attributes.iter().for_each(|ino| kernel.invalidate_inode(*ino, false));
+            let Some((last, names)) = some.split_last() else { continue };
+            names.iter().for_each(|Graft { at, .. }| kernel.invalidate_name(at.parent, &at.name));
+            let told = kernel.invalidate_name_and_tell(last.at.parent, &last.at.name);
+            let _ = tokio::time::timeout_at(until, told).await;
+        }
     }
 
     /// Checks that the pool can hold the tree at its place.
@@ -162,8 +283,9 @@ impl Inner {
     }
 
     /// Makes the records of a tree whose files are in the content store.
-    fn new_tree(&self, entries: &[TreeEntry], at: &GraftPoint) -> Result<NewTree<'_>> {
-        let inos = entries.iter().map(|_| self.catalog.new_ino()).collect::<Result<Vec<Ino>>>()?;
+    fn new_tree(&self, entries: &[TreeEntry], at: &GraftPoint, plan: &MergePlan) -> Result<NewTree<'_>> {
+        let ino = |kept: &Option<Ino>| kept.map_or_else(|| self.catalog.new_ino(), Ok);
+        let inos = plan.kept.iter().map(ino).collect::<Result<Vec<Ino>>>()?;
         // A further name of a file leads to the file's inode.
         let ino_of = |number: usize| match entries[number].kind {
             TreeKind::HardLink { of } => inos[of],
@@ -187,12 +309,23 @@ impl Inner {
         let with_xattrs = self.pool.capabilities().objects.xattrs;
         let now = unix_now();
         let (mut batch, mut files, mut report) = (self.catalog.batch(), Vec::new(), CommitReport::default());
+        let (mut grafts, mut kept) = (Vec::new(), Vec::new());
         for (number, entry) in entries.iter().enumerate() {
             let kind = kind_of(entry, entries);
-            if entry.parent.is_some() {
-                let (parent, name) = (inos[entry.parent.unwrap_or_default()], entry.name.as_slice());
+            let point = || match entry.parent {
+                Some(parent) => GraftPoint { parent: inos[parent], name: entry.name.clone() },
+                None => at.clone(),
+            };
+            if let Some(dir) = plan.kept[number] {
+                kept.push((point(), dir));
+                continue;
+            }
+            if plan.is_graft(number, entry) {
+                let target = plan.replaced.get(&number).copied();
+                grafts.push(Graft { at: point(), ino: ino_of(number), kind, owner: entry.uid, target });
+            } else if let Some(parent) = entry.parent {
                 let shown = NameRecord::default().showing(Some((ino_of(number), kind)));
-                batch.put_name(parent, name, &NameRecord::default(), &shown, entry.uid);
+                batch.put_name(inos[parent], &entry.name, &NameRecord::default(), &shown, entry.uid);
             }
             if matches!(entry.kind, TreeKind::HardLink { .. }) {
                 continue;
@@ -216,9 +349,7 @@ impl Inner {
             }
             batch.put_inode(inos[number], &record, false);
         }
-        let top = entries.first().map_or(FileKind::File, |top| kind_of(top, entries));
-        let first = inos.first().copied().unwrap_or(Ino::ROOT);
-        Ok(NewTree { batch, top: (first, top), files, report })
+        Ok(NewTree { batch, grafts, kept, files, report })
     }
 
     /// Counts what was a part of the scratch directory as dirty content.
@@ -252,9 +383,13 @@ impl Inner {
                 marks.retain(|known| *known != mark);
             }
         }
-        for mark in &marks {
-            let name: Option<(Ino, Vec<u8>)> = self.catalog.meta(mark)?;
+        for mark in marks.clone() {
+            let name: Option<(Ino, Vec<u8>)> = self.catalog.meta(&mark)?;
             self.scratch.appeared.lock().extend(name);
+            let merged = mark.replace(MARK, MERGED);
+            let dirs: BTreeSet<u64> = self.catalog.meta(&merged)?.unwrap_or_default();
+            self.scratch.merged.lock().extend(dirs.into_iter().map(Ino));
+            marks.push(merged);
         }
         self.catalog.delete_meta(&marks)
     }
@@ -263,10 +398,21 @@ impl Inner {
     pub(crate) fn tell_kernel_of_commits(&self) {
         let appeared = std::mem::take(&mut *self.scratch.appeared.lock());
         appeared.iter().for_each(|(parent, name)| self.tell_kernel_name(*parent, name));
+        for dir in std::mem::take(&mut *self.scratch.merged.lock()) {
+            self.tell_kernel_inode(dir, false);
+            // Nobody remembers which of its names are new.
+            let told = self.catalog.names(dir, |name, _| {
+                self.tell_kernel_name(dir, name);
+                Ok(true)
+            });
+            if let Err(error) = told {
+                tracing::warn!(%error, "the kernel shows what was committed when its caches expire");
+            }
+        }
     }
 }
 
-fn kind_of(entry: &TreeEntry, entries: &[TreeEntry]) -> FileKind {
+pub(super) fn kind_of(entry: &TreeEntry, entries: &[TreeEntry]) -> FileKind {
     match &entry.kind {
         TreeKind::Directory => FileKind::Directory,
         TreeKind::File { .. } => FileKind::File,
