@@ -275,7 +275,7 @@ fn a_controller_that_is_killed_finds_its_jobs_with_directives_again() {
     undrained(&slurm);
 }
 
-/// What the killed controller was running goes on, and writes its request while the next controller runs.
+/// Slurm forgets a burst buffer that it has not stored yet, and the job waits until it is cancelled.
 #[test]
 fn a_controller_that_is_killed_in_a_stage_in_begins_it_again() {
     let mount = mount();
@@ -288,10 +288,19 @@ fn a_controller_that_is_killed_in_a_stage_in_begins_it_again() {
     ];
     let job = slurm.submit(USER, &script(&mount, &directives, "cd $DW_JOB_STRIPED && cat in/* >all"));
     slurm.wait("its stage-in has begun", || slurm.is_held("data-in"));
-    slurm.store(&job);
+    slurm.store_burst_buffer();
     slurm.kill_controller();
-    slurm.start_controller();
     slurm.release("data-in");
+    slurm.start_controller();
+    // If Slurm has stored that the job is in its stage-in, the job waits for two minutes. Else it begins at once.
+    let mut is_told = false;
+    slurm.wait("it runs", || {
+        if slurm.field("job", &job, "Reason") == "BeginTime" && !is_told {
+            slurm.call("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]).ok();
+            is_told = true;
+        }
+        slurm.job(&job) == "COMPLETED"
+    });
     slurm.completed(&job);
     let all: Vec<u8> = (0..FILES).flat_map(|at| content(at, FILE_BYTES)).collect();
     assert_eq!(fs::read(mount.pool("all")).unwrap(), all, "{}", slurm.log());
@@ -302,7 +311,7 @@ fn a_controller_that_is_killed_in_a_stage_in_begins_it_again() {
 #[test]
 fn a_job_that_is_cancelled_in_its_stage_in_leaves_nothing() {
     let mount = mount();
-    let slurm = slurm(&mount);
+    let mut slurm = slurm(&mount);
     slurm.hold("data-in");
     let job = slurm.submit(USER, &script(&mount, &[JOBDW], "touch $FOREBAY_MOUNT/ran"));
     slurm.wait("its stage-in has begun", || slurm.is_held("data-in"));
@@ -310,6 +319,11 @@ fn a_job_that_is_cancelled_in_its_stage_in_leaves_nothing() {
     slurm.call("scancel", &[&job]).ok();
     slurm.wait_for(&job, "CANCELLED");
     slurm.release("data-in");
+    if version() >= (24, 11) {
+        // It may kill the teardown together with the stage-in. The next controller runs what it has not seen end.
+        slurm.stop_controller();
+        slurm.start_controller();
+    }
     let buffers = || slurm.call("scontrol", &["show", "burstbuffer"]).ok().out;
     slurm.wait("its burst buffer is gone", || !buffers().contains("JobID="));
     // A stage-in that has outlived its job would write now.

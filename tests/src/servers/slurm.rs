@@ -125,6 +125,25 @@ impl Slurm {
         self.controller = None;
     }
 
+    /// Waits until the controller has stored that a job has a burst buffer. It does so every 30 s.
+    pub fn store_burst_buffer(&self) {
+        // Without burst buffers, it has two numbers.
+        const EMPTY_BYTES: u64 = 6;
+        let state = self.dir.join("state/burst_buffer_lua_state");
+        let stored = || fs::metadata(&state).is_ok_and(|state| state.len() > EMPTY_BYTES);
+        self.wait("the controller stores its burst buffers", stored);
+    }
+
+    /// Ends the controller, which stores its state.
+    pub fn stop_controller(&mut self) {
+        if let Some(controller) = &mut self.controller {
+            let pid = rustix::process::Pid::from_child(controller);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            assert!(process::wait(controller, CALL).is_some(), "slurmctld does not end");
+        }
+        self.controller = None;
+    }
+
     pub fn wait_until_idle(&self) {
         // Not `IDLE+COMPLETING`: an epilog runs.
         self.wait("the node is idle", || self.node().0 == "IDLE");
@@ -165,7 +184,7 @@ impl Slurm {
     }
 
     /// Returns a field of `scontrol show`, or an empty text.
-    fn field(&self, kind: &str, name: &str, field: &str) -> String {
+    pub fn field(&self, kind: &str, name: &str, field: &str) -> String {
         let shown = self.call("scontrol", &["show", kind, name]).out;
         let value = shown.split_whitespace().find_map(|word| word.strip_prefix(field)?.strip_prefix('='));
         value.unwrap_or_default().to_owned()
