@@ -98,6 +98,7 @@ test-kernels: build
 # The tests of jobs, in a root directory of Debian 13. ^C reaches them only in the foreground.
 test-slurm24: $(TOOLS)/$(VERSITYGW)
 	@packaging/deps build test slurm24
+	@timeout --foreground 1200 tests/slurm24/root $(CACHE)/slurm24
 	@FOREBAY_RUNNER="$(CURDIR)/tests/slurm24/enter $(CACHE)/slurm24" timeout --foreground 7200 tests/run burst_buffer slurm
 
 programs: $(TOOLS)/$(BPF_LINKER)
