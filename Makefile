@@ -41,7 +41,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm test check test-kernels programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly mutants deps man install clean
+.PHONY: help build demo demo-slurm test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs lint deny advisories nightly mutants deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -51,6 +51,7 @@ help:
 	@echo "make advisories  known defects of what is linked (from the network)"
 	@echo "make programs  the programs that run in the kernel, as they are checked in"
 	@echo "make test-kernels   the program on other kernels, in emulation"
+	@echo "make test-slurm24   the tests of jobs with Slurm 24.11, on Debian"
 	@echo "make nightly the long randomised runs"
 	@echo "make mutants which changes of the code no unit test notices (MUTANTS=\"-p CRATE -f FILE\")"
 	@echo "make man     manual pages and completions, from the command line's description"
@@ -93,6 +94,12 @@ test-kernels: build
 	@packaging/deps kernels
 	@$(BUILD_LIMIT) $(CARGO) build --release --quiet -p forebay-tests --bin observed
 	@timeout 3600 tests/kernels/boot $(FOREBAY_BIN) $(CARGO_TARGET_DIR)/release/observed $(KERNELS)
+
+# The tests of jobs, in a root directory of Debian 13. ^C reaches them only in the foreground.
+test-slurm24: $(TOOLS)/$(VERSITYGW)
+	@packaging/deps build test slurm24
+	@timeout --foreground 1200 tests/slurm24/root $(CACHE)/slurm24
+	@FOREBAY_RUNNER="$(CURDIR)/tests/slurm24/enter $(CACHE)/slurm24" timeout --foreground 7200 tests/run burst_buffer slurm
 
 programs: $(TOOLS)/$(BPF_LINKER)
 	@ebpf/build-programs ebpf/programs.o
@@ -141,7 +148,7 @@ bench-jobs: build
 	@packaging/deps test bench-jobs
 	@timeout 7200 $(CARGO) bench -p forebay-benches --bench jobs -- $(ARGS)
 
-nightly: test deny advisories
+nightly: test test-slurm24 deny advisories
 	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_CASES=1000000 FOREBAY_OPERATIONS=300000 FOREBAY_LIMIT=43200 \
 		timeout 43200 tests/run
 

@@ -69,6 +69,8 @@ function slurm_bb_data_in(job_id, job_script)
     return result("data-in", forebay("data-in", "--exchange", settings.exchange, job_id, job_script))
 end
 
+-- Slurm 24.11 asks after data_in, and after data_out, whether what it began has ended; 22.05 does not ask. Both have
+-- ended when they return: what is on a node is staged by its prolog.
 function slurm_bb_test_data_in()
     return slurm.SUCCESS
 end

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, content};
 use forebay_tests::process::{forebay, run};
-use forebay_tests::servers::slurm::Slurm;
+use forebay_tests::servers::slurm::{Slurm, version};
 use serde_json::Value;
 
 const CALL: Duration = Duration::from_secs(60);
@@ -337,6 +337,107 @@ fn a_controller_that_is_killed_finds_its_jobs_with_directives_again() {
     undrained(&slurm);
 }
 
+/// Slurm forgets a burst buffer that it has not stored yet, and the job waits until it is cancelled.
+#[test]
+fn a_controller_that_is_killed_in_a_stage_in_begins_it_again() {
+    let mount = mount();
+    let mut slurm = slurm(&mount);
+    slurm.hold("data-in");
+    let directives = [
+        JOBDW,
+        "#DW stage_in type=directory source=MOUNT/in destination=$DW_JOB_STRIPED/in",
+        "#DW stage_out type=file source=$DW_JOB_STRIPED/all destination=MOUNT/all",
+    ];
+    let job = slurm.submit(USER, &script(&mount, &directives, "cd $DW_JOB_STRIPED && cat in/* >all"));
+    slurm.wait("its stage-in has begun", || slurm.is_held("data-in"));
+    slurm.store_burst_buffer();
+    slurm.kill_controller();
+    slurm.release("data-in");
+    slurm.start_controller();
+    // If Slurm has stored that the job is in its stage-in, the job waits for two minutes. Else it begins at once.
+    let mut is_told = false;
+    slurm.wait("it runs", || {
+        if slurm.field("job", &job, "Reason") == "BeginTime" && !is_told {
+            slurm.call("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]).ok();
+            is_told = true;
+        }
+        slurm.job(&job) == "COMPLETED"
+    });
+    slurm.completed(&job);
+    let all: Vec<u8> = (0..FILES).flat_map(|at| content(at, FILE_BYTES)).collect();
+    assert_eq!(fs::read(mount.pool("all")).unwrap(), all, "{}", slurm.log());
+    nothing_left(&slurm);
+    undrained(&slurm);
+}
+
+#[test]
+fn a_job_that_is_cancelled_in_its_stage_in_leaves_nothing() {
+    let mount = mount();
+    let mut slurm = slurm(&mount);
+    slurm.hold("data-in");
+    let job = slurm.submit(USER, &script(&mount, &[JOBDW], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("its stage-in has begun", || slurm.is_held("data-in"));
+    assert_eq!(slurm.job(&job), "PENDING");
+    slurm.call("scancel", &[&job]).ok();
+    slurm.wait_for(&job, "CANCELLED");
+    slurm.release("data-in");
+    if version() >= (24, 11) {
+        // It may kill the teardown together with the stage-in. The next controller runs what it has not seen end.
+        slurm.stop_controller();
+        slurm.start_controller();
+    }
+    let buffers = || slurm.call("scontrol", &["show", "burstbuffer"]).ok().out;
+    slurm.wait("its burst buffer is gone", || !buffers().contains("JobID="));
+    // A stage-in that has outlived its job would write now.
+    std::thread::sleep(Duration::from_secs(1));
+    nothing_left(&slurm);
+    assert!(!mount.path("ran").exists());
+    undrained(&slurm);
+}
+
+/// The number of arguments that Slurm 22.05 and Slurm 24.11 give to each function of the plugin. `None`: not called.
+const CALLS: [(&str, Option<usize>, usize); 13] = [
+    ("job_process", Some(1), 4),
+    ("pools", Some(0), 0),
+    ("setup", Some(6), 7),
+    ("data_in", Some(2), 5),
+    ("test_data_in", None, 5),
+    ("real_size", Some(1), 4),
+    ("paths", Some(3), 6),
+    ("pre_run", Some(2), 5),
+    ("post_run", Some(2), 5),
+    ("data_out", Some(2), 5),
+    ("test_data_out", None, 5),
+    ("job_teardown", Some(3), 5),
+    ("get_status", Some(0), 2),
+];
+
+/// A version between the two may give more than the older one.
+#[test]
+fn each_function_of_the_plugin_gets_what_the_version_gives() {
+    let mount = mount();
+    let mut slurm = slurm(&mount);
+    let is_24_11 = version() >= (24, 11);
+    slurm.rewrite_submissions();
+    // `job_submit.lua` adds `pool=`, and makes a directive of `#FB`.
+    let directives = ["#FB stage_in=MOUNT/in", "#DW jobdw type=scratch capacity=64MiB access_mode=striped"];
+    let job = slurm.submit(USER, &script(&mount, &directives, "cd $DW_JOB_STRIPED && echo $PWD"));
+    slurm.completed(&job);
+    assert!(slurm.output(&job).starts_with('/'), "{}", slurm.output(&job));
+    assert_eq!(shown(&mount, &job)["allocation"]["staged"]["files"], FILES);
+    nothing_left(&slurm);
+    slurm.call("scontrol", &["show", "bbstat"]).ok();
+    let calls = slurm.plugin_calls();
+    for (name, before, since) in CALLS {
+        let wanted = if is_24_11 { Some(since) } else { before };
+        let is_right = wanted.is_none_or(|wanted| calls.get(name).is_some_and(|given| *given >= wanted));
+        assert!(is_right, "{name}: {wanted:?} of {calls:?}");
+    }
+    let shown = slurm.call("scontrol", &["show", "burstbuffer"]).ok().out;
+    assert_eq!(shown.lines().any(|line| line.trim() == "PollInterval=1"), is_24_11, "{shown}");
+    undrained(&slurm);
+}
+
 /// The scripts of `packaging/slurm`, without Slurm.
 #[test]
 fn the_shim_quotes_what_slurm_gives_it() {
@@ -347,7 +448,7 @@ fn the_shim_quotes_what_slurm_gives_it() {
         local status, text = bb.forebay('x', [[a'b; exit 3]], '$HOME `id`')
         assert(status == 0 and text == [[slurm bb x a'b; exit 3 $HOME `id`]], text)
         bb.settings.forebay = 'false'
-        assert(slurm_bb_job_process('x') == -1)
+        assert(slurm_bb_job_process('x') == -1 and slurm_bb_job_process('x', '1', '1', {}) == -1)
         assert(slurm_bb_setup() == 0 and slurm_bb_paths() == 0)
         local submit = dofile('job_submit.lua')
         local script = '#!/bin/sh\\n#FB stage_in=/a\\n\\n#DW jobdw capacity=1G\\necho\\n#FB x'

@@ -1,5 +1,6 @@
 //! Slurm on one machine: munged, slurmctld, and one slurmd for each node, with all their state in one directory.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,27 @@ pub struct Slurm {
 
 /// The scripts that `packaging/slurm` has for a site.
 const HOOKS: [&str; 3] = ["prolog", "epilog", "task-prolog"];
+
+/// Logs what Slurm gives to the functions of `burst_buffer.lua`: a line for each call, with the number of arguments.
+const LOG_CALLS: &str = r##"
+for name, hook in pairs(_G) do
+    if tostring(name):match("^slurm_bb_") then
+        _G[name] = function(...)
+            local file = io.open("LOG", "a")
+            file:write(name:sub(10), " ", select("#", ...), "\n")
+            file:close()
+            return hook(...)
+        end
+    end
+end
+"##;
+
+/// Returns the version of Slurm on this machine, such as `(24, 11)`.
+pub fn version() -> (u32, u32) {
+    let said = process::run(Command::new("slurmctld").arg("-V"), CALL).ok().out;
+    let mut numbers = said.split(['.', ' ', '\n']).filter_map(|word| word.parse().ok());
+    numbers.next().zip(numbers.next()).unwrap_or_else(|| panic!("no version: {said}"))
+}
 
 impl Slurm {
     /// Starts all daemons. Prolog, Epilog and TaskProlog are those of `packaging/slurm`, for the program under test and
@@ -103,6 +125,25 @@ impl Slurm {
         self.controller = None;
     }
 
+    /// Waits until the controller has stored that a job has a burst buffer. It does so every 30 s.
+    pub fn store_burst_buffer(&self) {
+        // Without burst buffers, it has two numbers.
+        const EMPTY_BYTES: u64 = 6;
+        let state = self.dir.join("state/burst_buffer_lua_state");
+        let stored = || fs::metadata(&state).is_ok_and(|state| state.len() > EMPTY_BYTES);
+        self.wait("the controller stores its burst buffers", stored);
+    }
+
+    /// Ends the controller, which stores its state.
+    pub fn stop_controller(&mut self) {
+        if let Some(controller) = &mut self.controller {
+            let pid = rustix::process::Pid::from_child(controller);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            assert!(process::wait(controller, CALL).is_some(), "slurmctld does not end");
+        }
+        self.controller = None;
+    }
+
     pub fn wait_until_idle(&self) {
         // Not `IDLE+COMPLETING`: an epilog runs.
         self.wait("the node is idle", || self.node().0 == "IDLE");
@@ -143,7 +184,7 @@ impl Slurm {
     }
 
     /// Returns a field of `scontrol show`, or an empty text.
-    fn field(&self, kind: &str, name: &str, field: &str) -> String {
+    pub fn field(&self, kind: &str, name: &str, field: &str) -> String {
         let shown = self.call("scontrol", &["show", kind, name]).out;
         let value = shown.split_whitespace().find_map(|word| word.strip_prefix(field)?.strip_prefix('='));
         value.unwrap_or_default().to_owned()
@@ -200,6 +241,38 @@ impl Slurm {
         self.dir.join("exchange")
     }
 
+    /// Makes calls of the plugin, such as `data-in`, wait until [`Self::release`].
+    pub fn hold(&self, call: &str) {
+        fs::write(self.dir.join(format!("hold-{call}")), "").unwrap();
+    }
+
+    /// Returns whether a call of the plugin has begun to wait.
+    pub fn is_held(&self, call: &str) -> bool {
+        self.dir.join(format!("held-{call}")).exists()
+    }
+
+    pub fn release(&self, call: &str) {
+        fs::remove_file(self.dir.join(format!("hold-{call}"))).unwrap();
+    }
+
+    /// Returns the functions of the plugin that Slurm has called, each with the number of its arguments.
+    pub fn plugin_calls(&self) -> BTreeMap<String, usize> {
+        let log = fs::read_to_string(self.dir.join("log/calls")).unwrap_or_default();
+        let calls = log.lines().filter_map(|line| line.split_once(' '));
+        calls.map(|(name, arguments)| (name.to_owned(), arguments.parse().unwrap())).collect()
+    }
+
+    /// Rewrites the scripts of jobs by `job_submit.lua` of `packaging/slurm`. Starts the controller again.
+    pub fn rewrite_submissions(&mut self) {
+        fs::copy(packaged("job_submit.lua"), self.dir.join("job_submit.lua")).unwrap();
+        let config = self.dir.join("slurm.conf");
+        let text = fs::read_to_string(&config).unwrap();
+        fs::write(&config, format!("{text}JobSubmitPlugins=lua\n")).unwrap();
+        self.kill_controller();
+        self.start_controller();
+        self.wait_until_idle();
+    }
+
     /// Returns what prologs and epilogs have said.
     pub fn hooks(&self) -> String {
         fs::read_to_string(self.dir.join("log/hooks")).unwrap_or_default()
@@ -247,10 +320,13 @@ fn slurmd(dir: &Path) -> Command {
     command
 }
 
+fn packaged(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm").join(name)
+}
+
 /// Writes a script of `packaging/slurm`, changed to run the program under test at one mount, and to log what it says.
 fn write_hook(dir: &Path, hook: &str, program: &Path, mount: &Path, within: &str) {
-    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm").join(hook);
-    let mut text = fs::read_to_string(packaged).unwrap();
+    let mut text = fs::read_to_string(packaged(hook)).unwrap();
     let mut replace = |what: &str, by: String| {
         assert!(text.contains(what), "{hook} has no `{what}`");
         text = text.replace(what, &by);
@@ -277,19 +353,39 @@ fn write_hook(dir: &Path, hook: &str, program: &Path, mount: &Path, within: &str
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Writes the plugin of `packaging/slurm`, changed to run the program under test.
+/// Writes the plugin of `packaging/slurm`, changed to run the program under test, to log its calls, and to wait if a test
+/// holds a call.
 fn write_burst_buffer(dir: &Path, program: &Path) {
-    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm");
-    let mut text = fs::read_to_string(packaged.join("burst_buffer.lua")).unwrap();
-    for (setting, value) in [
-        ("forebay = \"/usr/local/bin/forebay\"", format!("forebay = \"{}\"", program.display())),
-        ("exchange = \"/var/spool/forebay/slurm\"", format!("exchange = \"{}\"", dir.join("exchange").display())),
-    ] {
-        assert!(text.contains(setting), "burst_buffer.lua has no `{setting}`");
-        text = text.replace(setting, &value);
-    }
-    fs::write(dir.join("burst_buffer.lua"), text).unwrap();
-    fs::copy(packaged.join("burst_buffer.conf"), dir.join("burst_buffer.conf")).unwrap();
+    let caller = dir.join("caller");
+    // The arguments are `slurm bb CALL ...`.
+    let script = format!(
+        "#!/bin/sh\n[ ! -e {at}/hold-$3 ] || touch {at}/held-$3\nwhile [ -e {at}/hold-$3 ]; do sleep .1; done\n\
+        exec {program} \"$@\"\n",
+        at = dir.display(),
+        program = program.display()
+    );
+    fs::write(&caller, script).unwrap();
+    fs::set_permissions(&caller, fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = |name: &str, changes: &[(&str, String)]| {
+        let mut text = fs::read_to_string(packaged(name)).unwrap();
+        for (what, by) in changes {
+            assert!(text.contains(what), "{name} has no `{what}`");
+            text = text.replace(what, by);
+        }
+        fs::write(dir.join(name), text).unwrap();
+    };
+    let log = LOG_CALLS.replace("LOG", &dir.join("log/calls").display().to_string());
+    copy(
+        "burst_buffer.lua",
+        &[
+            ("forebay = \"/usr/local/bin/forebay\"", format!("forebay = \"{}\"", caller.display())),
+            ("exchange = \"/var/spool/forebay/slurm\"", format!("exchange = \"{}\"", dir.join("exchange").display())),
+            ("\nreturn {", format!("{log}\nreturn {{")),
+        ],
+    );
+    // Slurm 22.05 refuses to start with it.
+    let poll = if version() >= (24, 11) { "PollInterval=1" } else { "#PollInterval=10" };
+    copy("burst_buffer.conf", &[("#PollInterval=10", poll.to_owned())]);
 }
 
 fn configuration(dir: &Path) -> String {
