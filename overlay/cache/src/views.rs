@@ -146,7 +146,7 @@ impl ContentStore {
             let Ok(base) = File::open(&dir).map(OwnedFd::from) else { continue };
             let counted = remove::files(&base, |stat| match stat.st_nlink {
                 1 => bytes += stat.st_blocks as u64 * 512,
-                links => several.push((stat.st_dev, stat.st_ino, links as u64, stat.st_blocks as u64 * 512)),
+                links => several.push((stat.st_dev, stat.st_ino, links, stat.st_blocks as u64 * 512)),
             });
             counted.map_err(|e| failed(&dir, e))?;
         }

@@ -197,7 +197,7 @@ impl Overlay {
         let of_job = known.iter().filter(|(_, record)| record.job.as_deref() == Some(job));
         let ids: Vec<String> = of_job.map(|(id, _)| id.clone()).collect();
         drop(known);
-        ids.iter().fold(Ok(()), |ended, id| ended.and(self.inner.end_view(id)))
+        ids.iter().map(|id| self.inner.end_view(id)).fold(Ok(()), Result::and)
     }
 }
 

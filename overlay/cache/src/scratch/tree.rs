@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use crate::ContentId;
 
 /// Extended attributes: name and value.
-type TreeXattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
+pub(crate) type TreeXattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
 
 /// An entry of a tree.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::scratch::stat_of;
+use crate::scratch::{TreeXattrs, stat_of};
 use crate::{ContentId, ContentStore};
 
 /// What an entry is, and what programs see of it beside its content.
@@ -28,7 +28,7 @@ pub struct EntryLook {
     pub atime: Time,
     pub mtime: Time,
     /// Extended attributes and ACLs: name and value.
-    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub xattrs: TreeXattrs,
 }
 
 /// What became of a file that was to be laid into a view.
