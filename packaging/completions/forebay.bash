@@ -94,6 +94,9 @@ _forebay() {
             forebay,umount)
                 cmd="forebay__subcmd__umount"
                 ;;
+            forebay,view)
+                cmd="forebay__subcmd__view"
+                ;;
             forebay__subcmd__help,completions)
                 cmd="forebay__subcmd__help__subcmd__completions"
                 ;;
@@ -171,6 +174,9 @@ _forebay() {
                 ;;
             forebay__subcmd__help,umount)
                 cmd="forebay__subcmd__help__subcmd__umount"
+                ;;
+            forebay__subcmd__help,view)
+                cmd="forebay__subcmd__help__subcmd__view"
                 ;;
             forebay__subcmd__help__subcmd__job,begin)
                 cmd="forebay__subcmd__help__subcmd__job__subcmd__begin"
@@ -264,6 +270,18 @@ _forebay() {
                 ;;
             forebay__subcmd__help__subcmd__slurm__subcmd__bb,teardown)
                 cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb__subcmd__teardown"
+                ;;
+            forebay__subcmd__help__subcmd__view,end)
+                cmd="forebay__subcmd__help__subcmd__view__subcmd__end"
+                ;;
+            forebay__subcmd__help__subcmd__view,list)
+                cmd="forebay__subcmd__help__subcmd__view__subcmd__list"
+                ;;
+            forebay__subcmd__help__subcmd__view,restore)
+                cmd="forebay__subcmd__help__subcmd__view__subcmd__restore"
+                ;;
+            forebay__subcmd__help__subcmd__view,show)
+                cmd="forebay__subcmd__help__subcmd__view__subcmd__show"
                 ;;
             forebay__subcmd__job,begin)
                 cmd="forebay__subcmd__job__subcmd__begin"
@@ -502,6 +520,36 @@ _forebay() {
             forebay__subcmd__slurm__subcmd__help__subcmd__bb,teardown)
                 cmd="forebay__subcmd__slurm__subcmd__help__subcmd__bb__subcmd__teardown"
                 ;;
+            forebay__subcmd__view,end)
+                cmd="forebay__subcmd__view__subcmd__end"
+                ;;
+            forebay__subcmd__view,help)
+                cmd="forebay__subcmd__view__subcmd__help"
+                ;;
+            forebay__subcmd__view,list)
+                cmd="forebay__subcmd__view__subcmd__list"
+                ;;
+            forebay__subcmd__view,restore)
+                cmd="forebay__subcmd__view__subcmd__restore"
+                ;;
+            forebay__subcmd__view,show)
+                cmd="forebay__subcmd__view__subcmd__show"
+                ;;
+            forebay__subcmd__view__subcmd__help,end)
+                cmd="forebay__subcmd__view__subcmd__help__subcmd__end"
+                ;;
+            forebay__subcmd__view__subcmd__help,help)
+                cmd="forebay__subcmd__view__subcmd__help__subcmd__help"
+                ;;
+            forebay__subcmd__view__subcmd__help,list)
+                cmd="forebay__subcmd__view__subcmd__help__subcmd__list"
+                ;;
+            forebay__subcmd__view__subcmd__help,restore)
+                cmd="forebay__subcmd__view__subcmd__help__subcmd__restore"
+                ;;
+            forebay__subcmd__view__subcmd__help,show)
+                cmd="forebay__subcmd__view__subcmd__help__subcmd__show"
+                ;;
             *)
                 ;;
         esac
@@ -509,7 +557,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job scratch slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -657,7 +705,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict release dirty ls du explain run observe job scratch slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount status stage flush evict release dirty ls du explain run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1457,6 +1505,76 @@ _forebay() {
         forebay__subcmd__help__subcmd__umount)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__view)
+            opts="list show end restore"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__view__subcmd__end)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__view__subcmd__list)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__view__subcmd__restore)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__view__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -3005,7 +3123,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__stage)
-            opts="-0 -h --null --mount --lease --owner --rate --within --dry-run --json --help"
+            opts="-0 -h --null --mount --lease --owner --rate --within --dry-run --view --for-job --allow-copy --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -3028,6 +3146,10 @@ _forebay() {
                     return 0
                     ;;
                 --within)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --for-job)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -3091,6 +3213,160 @@ _forebay() {
         forebay__subcmd__umount)
             opts="-h --lazy --flush --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view)
+            opts="-h --json --help list show end restore help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__end)
+            opts="-l -h --lazy --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__help)
+            opts="list show end restore help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__help__subcmd__end)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__help__subcmd__list)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__help__subcmd__restore)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__help__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__list)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__restore)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__view__subcmd__show)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi

@@ -85,14 +85,14 @@ fn a_file_that_only_a_view_names_is_counted_until_the_view_is_removed() {
 
 #[test]
 fn a_file_that_has_a_record_is_not_counted_twice() {
-    let Store { store, .. } = store();
+    let Store { store, dir: _dir, .. } = store();
     store.count_outlived().unwrap();
     assert_eq!((store.budget.used(), store.outlived_bytes()), (blocks(&store), 0));
 }
 
 #[test]
 fn a_content_file_with_a_wrong_size_is_refused() {
-    let Store { store, view, .. } = store();
+    let Store { store, view, dir: _dir } = store();
     let refused = store.lay_file(ContentId(7), (&view, b"h"), &look(FileKind::File, 0o644, 6), false).unwrap_err();
     assert!(refused.to_string().contains("5 bytes instead of 6"), "{refused}");
 }
