@@ -61,8 +61,28 @@ fn told(observer: &Observer) -> Record {
     *all.values().next().unwrap()
 }
 
+/// How often a use is measured that counted too much.
+const ATTEMPTS: u32 = 4;
+
 /// Compares the record of a use with the pages that it mapped. `twice` is the number of pages that may count twice.
+///
+/// While another thread of the kernel has a folio locked, a fault may map the pages around it first, and then the whole
+/// folio: these pages count twice. That is seen on a busy machine, now and then, so a count that is too high is measured
+/// again.
 fn check(order: u32, more: u64, twice: u64, what: &str, use_it: impl Fn(&File, u64) -> BTreeSet<u64>) {
+    let is_too_high = |attempt| measure(order, more, twice, what, &use_it, attempt == ATTEMPTS);
+    assert!((1..=ATTEMPTS).any(|attempt| !is_too_high(attempt)));
+}
+
+/// Measures a use once. Returns whether more was counted than was mapped, unless that `must_hold`.
+fn measure(
+    order: u32,
+    more: u64,
+    twice: u64,
+    what: &str,
+    use_it: impl Fn(&File, u64) -> BTreeSet<u64>,
+    must_hold: bool,
+) -> bool {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let file = file_of_folios(&dir.path().join("file"), order, more);
     let size = file.metadata().unwrap().len();
@@ -75,9 +95,14 @@ fn check(order: u32, more: u64, twice: u64, what: &str, use_it: impl Fn(&File, u
     let truth: u64 = pages.iter().map(|page| (size - page * PAGE).min(PAGE)).sum();
     let context = format!("{what}, folios of {} bytes, a file of {size}: {record:?}", PAGE << order);
     let told = record.way(Way::Map).bytes;
+    if told > truth + twice * PAGE && !must_hold {
+        eprintln!("{told} and not {truth} bytes of {context}");
+        return true;
+    }
     assert!((truth..=truth + twice * PAGE).contains(&told), "{told} and not {truth} bytes of {context}");
     let truth: BTreeSet<u64> = pages.iter().map(|page| (page * PAGE) >> record.shift).collect();
     assert_eq!(parts(&record), truth, "parts of {context}");
+    false
 }
 
 #[test]

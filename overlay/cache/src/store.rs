@@ -145,8 +145,13 @@ impl ContentStore {
         Ok(self.device(id)?.content_path(id))
     }
 
+    /// Returns the number of the device that a content file lies on.
+    pub fn device_of(&self, id: ContentId) -> usize {
+        (id.0 >> DEVICE_SHIFT) as usize
+    }
+
     fn device(&self, id: ContentId) -> Result<&Device> {
-        let number = (id.0 >> DEVICE_SHIFT) as usize;
+        let number = self.device_of(id);
         self.devices.get(number).ok_or_else(|| {
             Error::new(
                 ErrorKind::Corrupt,

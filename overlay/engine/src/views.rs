@@ -155,6 +155,8 @@ impl Overlay {
         }
         let laid = inner.clone().lay(id, allow_copy).await;
         inner.views.laying.lock().remove(id);
+        // Perhaps it was ended meanwhile.
+        inner.views.bell.notify_one();
         if laid.is_err() {
             let (overlay, id) = (self.clone(), id.to_owned());
             blocking(move || overlay.end_view(&id)).await?;

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use forebay_api::views::{View, ViewPhase};
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_cache::Reservation;
 use forebay_cache::views::{EntryLook, LaidFile, TOP, finish_directory, lay_other, open_in_view};
 use forebay_catalog::{InodeRecord, ListingState};
 use forebay_system::clock::unix_now;
 use tokio::sync::oneshot::Receiver;
 
 use super::ViewRecord;
+use crate::node::Node;
 use crate::{Dirent, Inner, Ino, Overlay, blocking};
 
 /// Entries that are laid in a row before others get the thread.
@@ -25,6 +27,7 @@ const KERNEL_FORGETS: Duration = Duration::from_secs(2);
 /// A tree that is being laid.
 struct LayingTree {
     id: String,
+    device: usize,
     allow_copy: bool,
     view: OwnedFd,
     files: u64,
@@ -60,6 +63,7 @@ impl Inner {
         let view = blocking(move || inner.store.make_view(device, &name)).await?;
         let tree = LayingTree {
             id: id.to_owned(),
+            device,
             allow_copy,
             view,
             files: 0,
@@ -185,6 +189,7 @@ impl Inner {
     /// Lays one entry. Returns what became of a file, and its size.
     fn lay_entry(&self, dir: &OwnedFd, entry: &Dirent, tree: &LayingTree) -> Result<Option<(LaidFile, u64)>> {
         let node = self.node(entry.ino)?;
+        let _space = if tree.allow_copy { self.space_for_copy(&node, tree.device)? } else { None };
         // Held until the name is there: what changes the file afterwards finds that a view has it.
         let state = node.state.lock();
         let look = look(&state.record);
@@ -211,6 +216,23 @@ impl Inner {
         }
         let laid = self.store.lay_file(content, (dir, &entry.name), &look, tree.allow_copy)?;
         Ok(Some((laid, look.size)))
+    }
+
+    /// Reserves the space of a file that has to be copied into a view.
+    fn space_for_copy(&self, node: &Node, device: usize) -> Result<Option<Reservation>> {
+        let (content, bytes) = {
+            let state = node.state.lock();
+            (state.record.file.content(), state.record.size)
+        };
+        if content.is_none_or(|content| self.store.device_of(content) == device) {
+            return Ok(None);
+        }
+        if let Some(space) = self.store.budget.reserve(bytes) {
+            return Ok(Some(space));
+        }
+        self.make_room(bytes)?;
+        let full = || Error::new(ErrorKind::NoSpace, Side::Cache, "no room in the fast pool for the copies of a view");
+        self.store.budget.reserve(bytes).map(Some).ok_or_else(full)
     }
 
     fn not_staged(&self, ino: Ino) -> Error {
