@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use rustix::fs::{
@@ -56,7 +55,7 @@ impl ContentStore {
         let laid = match linkat(CWD, &path, dir, name, AtFlags::empty()) {
             Ok(()) => LaidFile::Linked,
             Err(Errno::XDEV | Errno::MLINK | Errno::OPNOTSUPP | Errno::PERM) if allow_copy => {
-                LaidFile::Copied(copy(&path, dir, name).map_err(|e| failed(name, e))?)
+                LaidFile::Copied(self.copy_into_view(content, dir, name)?)
             }
             Err(Errno::XDEV) => return Err(not_linked(name, "its content lies on another device")),
             Err(Errno::MLINK) => return Err(not_linked(name, "it has the most hard links that its device allows")),
@@ -75,6 +74,14 @@ impl ContentStore {
         }
         set_look(dir, name, look, &stat).map_err(|e| failed(name, e))?;
         Ok(laid)
+    }
+
+    /// Copies a content file into a view. Returns the bytes that the copy occupies.
+    fn copy_into_view(&self, content: ContentId, dir: &OwnedFd, name: &[u8]) -> Result<u64> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600));
+        let to = File::from(made.map_err(|e| failed(name, e.into()))?);
+        self.copy_content(content, &to)
     }
 }
 
@@ -124,18 +131,6 @@ fn set_look(dir: &OwnedFd, name: &[u8], look: &EntryLook, have: &Stat) -> io::Re
 /// The path of an entry for the system calls that take no directory.
 fn proc_path(dir: &OwnedFd, name: &[u8]) -> Vec<u8> {
     [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat()
-}
-
-/// Copies a content file into a view; a file system with reflinks copies no bytes. Returns the bytes that it occupies.
-fn copy(from: &Path, dir: &OwnedFd, name: &[u8]) -> io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let mut from = File::open(from)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut to = File::from(rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600))?);
-    if rustix::fs::ioctl_ficlone(&to, &from).is_err() {
-        io::copy(&mut from, &mut to)?;
-    }
-    Ok(to.metadata()?.blocks() * 512)
 }
 
 fn file_type(kind: FileKind) -> FileType {

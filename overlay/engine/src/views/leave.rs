@@ -1,7 +1,5 @@
 //! Before a file is changed in place, it leaves the views that show it: it gets a content file of its own.
 
-use std::fs::File;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -15,8 +13,6 @@ use crate::{Inner, Txn, blocking};
 
 /// How often it is tried again because the file changed meanwhile.
 const ATTEMPTS: u32 = 5;
-/// Bytes that one system call copies, at most.
-const COPIED_AT_ONCE: usize = 128 << 20;
 
 impl Inner {
     /// Returns whether a view shows the present content of a file.
@@ -51,7 +47,7 @@ impl Inner {
             let left = blocking(move || {
                 let stamp = Stamp::of(&content.file)?;
                 let copy = inner.spares.take()?;
-                copy_bytes(&content.file, &copy.file).map_err(failed)?;
+                inner.store.copy_content(id, &copy.file)?;
                 // The content may be the only copy.
                 copy.file.sync_data().map_err(failed)?;
                 let occupied = copy.file.metadata().map_err(failed)?.blocks() * 512;
@@ -92,14 +88,4 @@ impl Inner {
         }
         Err(Error::new(ErrorKind::Busy, Side::Cache, format!("{}: changes all the time", self.display(node.ino))))
     }
-}
-
-/// Copies a file; a file system with reflinks copies no bytes.
-fn copy_bytes(from: &File, to: &File) -> io::Result<()> {
-    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
-        return Ok(());
-    }
-    let (mut at, mut written) = (0, 0);
-    while rustix::fs::copy_file_range(from, Some(&mut at), to, Some(&mut written), COPIED_AT_ONCE)? > 0 {}
-    Ok(())
 }
