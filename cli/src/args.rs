@@ -1,6 +1,7 @@
 //! The command line.
 
 mod batch;
+mod policy;
 mod scratch;
 mod view;
 
@@ -15,6 +16,7 @@ pub use batch::{
     AllocationCommand, BeginArgs, BurstBufferCommand, ExchangedJobArgs, HookArgs, JobCommand, JobNameArgs,
     SlurmCommand, StartArgs, WaitArgs,
 };
+pub use policy::PolicyCommand;
 pub use scratch::{ScratchCommand, ScratchCreateArgs};
 pub use view::{ViewArgs, ViewCommand};
 
@@ -75,6 +77,11 @@ pub enum Command {
     Explain {
         /// A file under a mount.
         path: PathBuf,
+    },
+    /// Policy: rules for how paths are read, written, flushed and kept.
+    Policy {
+        #[command(subcommand)]
+        command: PolicyCommand,
     },
     /// Run a command as a job, and record what it reads and writes under the mounts. Exits as the command does.
     Run(RunArgs),

@@ -11,6 +11,7 @@ mod mount;
 mod multi_mount;
 mod observe;
 mod options;
+mod policy;
 mod processes;
 mod profile;
 mod run;
@@ -45,6 +46,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),
         Command::Scratch { command } => scratch::run(command, output),
+        Command::Policy { command } => policy::run(command, output),
         Command::View { command } => view::run(command, output),
         Command::Slurm { command } => slurm::run(&command, output),
         Command::Profile { command } => profile::run(command, output),

@@ -31,7 +31,8 @@ fn not_in_pool(MountPath { entry, inner, prefix }: &MountPath, output: &Output) 
             .map(|f| {
                 let error = f.error.as_ref().map_or(String::new(), |e| format!("  NOT FLUSHED: {}", shown(e)));
                 let path = f.path.trim_start_matches('/');
-                vec![bytes(f.bytes), f.what.name().into(), moment(f.since_unix), format!("{}{error}", shown(path))]
+                let why = if f.why.is_empty() { String::new() } else { format!("  {}", shown(&f.why)) };
+                vec![bytes(f.bytes), f.what.name().into(), moment(f.since_unix), format!("{}{why}{error}", shown(path))]
             })
             .collect();
         output.table(&rows);

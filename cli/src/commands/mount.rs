@@ -7,8 +7,7 @@ use forebay_daemon::config::MountConfig;
 use forebay_daemon::preflight::{self, MountPlan};
 use forebay_daemon::remount::{self, Remount};
 use forebay_daemon::supervisor::{self, Ready};
-use forebay_daemon::{Failure, worker};
-use forebay_policy::Policy;
+use forebay_daemon::{Failure, policy_files, worker};
 
 use super::{multi_mount, options, processes, view};
 use crate::allocator;
@@ -68,15 +67,15 @@ fn remount(args: args::MountArgs, options: Vec<String>, is_complete: bool, outpu
 }
 
 fn config(args: args::MountArgs, kernel_options: Vec<String>) -> Result<MountConfig, Failure> {
+    let pool = args.url.clone().unwrap_or_default();
     let policy = args.policy.map(|file| {
-        let text =
-            std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
-        Policy::parse(&text).map_err(|e| {
-            let failure = Failure::usage(format!("{}: {e}", file.display()));
+        let files = policy_files::read(&file)?;
+        policy_files::compile(&files, &pool).map_err(|failure| {
             // A policy may have a table of this name; an array of such tables belongs to a configuration file.
-            if text.contains("[[pool]]") { failure.remedy("forebay mount --config FILE MOUNTPOINT") } else { failure }
+            let is_config = files.0.iter().any(|file| file.text.contains("[[pool]]"));
+            if is_config { failure.remedy("forebay mount --config FILE MOUNTPOINT") } else { failure }
         })?;
-        Ok::<_, Failure>(text)
+        Ok::<_, Failure>(files)
     });
     Ok(MountConfig {
         pool: args.url.unwrap_or_default(),

@@ -241,6 +241,9 @@ pub struct DirtyFile {
     pub since_unix: u64,
     pub what: Difference,
     pub error: Option<String>,
+    /// The setting that decides when it is flushed, with its origin.
+    #[serde(default)]
+    pub why: String,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -10,6 +10,7 @@ use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Progress, ReleaseRequest, StageRequest, Status,
 };
+use crate::policy::{PolicyEffect, PolicyExplanation, PolicyVerb};
 use crate::scratch::{CommitReport, ScratchDir, ScratchVerb};
 use crate::views::{View, ViewChanges, ViewVerb};
 
@@ -56,6 +57,7 @@ pub enum Request {
     Allocations,
     Scratch(ScratchVerb),
     View(ViewVerb),
+    Policy(PolicyVerb),
     /// Returns what jobs have used so far.
     Sample {
         /// The time until the client's next request of this kind.
@@ -98,6 +100,8 @@ pub enum Reply {
     Committed(CommitReport),
     Views(Vec<View>),
     ViewChanges(ViewChanges),
+    PolicyExplanation(PolicyExplanation),
+    PolicyEffect(Box<PolicyEffect>),
     Sample(Sample),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),

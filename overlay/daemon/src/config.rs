@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_policy::PolicyFiles;
 use rustix::mount::MountFlags;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,7 @@ pub struct MountConfig {
     /// Bytes of content on the fast pool. `None`: the engine chooses.
     pub limit_bytes: Option<u64>,
     /// The text of the policy, not the name of its file: a restart must use the same policy.
-    pub policy: Option<String>,
+    pub policy: Option<PolicyFiles>,
     pub read_only: bool,
     /// The pool never changes, neither through this mount nor through another client.
     pub immutable: bool,

@@ -15,6 +15,7 @@ pub mod doctor;
 pub mod limits;
 pub mod multi_mount;
 pub mod offline;
+pub mod policy_files;
 pub mod preflight;
 pub mod process_discovery;
 pub mod registry;

@@ -72,7 +72,7 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .map_err(|e| Failure::io("cannot start", &e))?;
     let outcome = rt.block_on(async {
         // A check changes nothing in the pool: due intents stay due.
-        let manual = Some("[default]\nflush = \"manual\"\n".to_owned());
+        let manual = Some("[default]\nflush = \"manual\"\n".into());
         let overlay = worker::open(&MountConfig { policy: manual, ..config.clone() }, false).await?;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;

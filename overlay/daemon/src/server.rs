@@ -1,5 +1,6 @@
 //! The server side of the local API.
 
+pub mod policy;
 mod scratch;
 mod views;
 
@@ -27,6 +28,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::protocol::{Reply, Request};
+use super::registry::Runtime;
 use super::{Failure, FailureKind, limits};
 
 /// Facts about the mount that the engine does not know.
@@ -35,6 +37,9 @@ pub struct Facts {
     /// Why the kernel does not read resident files without the daemon; this may change. `None`: it reads them by
     /// itself.
     pub no_passthrough: Box<dyn Fn() -> Option<String> + Send + Sync>,
+    pub runtime: Runtime,
+    /// The pool, as the mount was asked for it.
+    pub pool: String,
 }
 
 /// Answers clients until it is dropped.
@@ -230,6 +235,12 @@ async fn carry_out(
             let (asked, client) = (overlay.clone(), *client);
             let done = out.waiting_for(engine, async move { scratch::carry_out(&asked, verb, client).await }).await?;
             out.send(&done.map_err(refused)?).await?;
+        }
+        Request::Policy(verb) => {
+            let (asked, pool, runtime) = (overlay.clone(), facts.pool.clone(), facts.runtime.clone());
+            let done = async move { policy::carry_out(&asked, verb, &pool, &runtime).await };
+            let done = out.waiting_for(engine, done).await?;
+            out.send(&done?).await?;
         }
         Request::View(verb) => {
             let asked = overlay.clone();

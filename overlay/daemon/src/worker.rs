@@ -17,9 +17,9 @@ use forebay_system::descriptors;
 
 use super::config::MountConfig;
 use super::registry::{MountState, Runtime};
-use super::server::{Facts, Server};
+use super::server::{self, Facts, Server};
 use super::supervisor::{Ready, Signals, StartOutcome, stop};
-use super::{Failure, FailureKind, capabilities, doctor, limits, mounts};
+use super::{Failure, FailureKind, capabilities, doctor, limits, mounts, policy_files};
 
 /// Threads for blocking calls. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are for the engine.
 const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
@@ -67,6 +67,7 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
 async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
     let config = &state.config;
     let attach = attach(runtime)?;
+    let config = &applied(runtime, config)?;
     let overlay = open(config, attach != Attach::Fresh).await?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
@@ -81,8 +82,12 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
         PassthroughState::On => None,
         PassthroughState::Off(why) => Some(why),
     };
-    let facts =
-        Facts { mountpoint: config.mountpoint.display().to_string(), no_passthrough: Box::new(no_passthrough.clone()) };
+    let facts = Facts {
+        mountpoint: config.mountpoint.display().to_string(),
+        no_passthrough: Box::new(no_passthrough.clone()),
+        runtime: runtime.clone(),
+        pool: config.pool.clone(),
+    };
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts)
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
@@ -166,6 +171,19 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
     Ok(Overlay::open(options).await?)
 }
 
+/// Returns the configuration with the policy that was put into force since the mount, if there was one.
+fn applied(runtime: &Runtime, config: &MountConfig) -> Result<MountConfig, Failure> {
+    let file = runtime.dir().join(server::policy::APPLIED);
+    let policy = match std::fs::read(&file) {
+        Ok(text) => {
+            Some(serde_json::from_slice(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?)
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => config.policy.clone(),
+        Err(e) => return Err(Failure::io(format!("policy {}", file.display()), &e)),
+    };
+    Ok(MountConfig { policy, ..config.clone() })
+}
+
 /// Returns what the observer watches for a mount.
 fn observe(config: &MountConfig) -> Result<WatchOptions, Failure> {
     let pool = match PoolLocation::parse(&config.pool)? {
@@ -178,7 +196,7 @@ fn observe(config: &MountConfig) -> Result<WatchOptions, Failure> {
 /// Returns the policy of a mount.
 pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     match &config.policy {
-        Some(text) => Ok(Policy::parse(text)?),
+        Some(files) => policy_files::compile(files, &config.pool),
         None if config.immutable => Ok(Policy::immutable()),
         None => Ok(Policy::default()),
     }

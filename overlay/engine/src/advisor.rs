@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_api::jobs::ObserverStatus;
 use forebay_backends::Result;
+use forebay_policy::JobFacts;
 use forebay_prefetch::plan::{PoolRate, StagingPlan, StagingRefusal};
 use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Invocation;
@@ -31,6 +32,11 @@ pub trait Advisor: Send + Sync {
     /// Returns whether a job of this name is running.
     fn is_running(&self, _job: &str) -> bool {
         false
+    }
+
+    /// Returns the running jobs that use a file.
+    fn jobs_of(&self, _ino: Ino) -> Vec<JobFacts> {
+        Vec::new()
     }
 
     /// Predicts what a command will read, and plans what of it to stage. Blocks.

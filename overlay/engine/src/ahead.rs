@@ -102,7 +102,7 @@ impl Overlay {
     /// Returns the bytes that may be fetched ahead: the low watermark, less dirty and leased bytes. Blocks.
     pub fn room_ahead(&self) -> Result<u64> {
         let inner = &self.inner;
-        let limit = (inner.store.budget.limit() as f64 * inner.policy.space.low_watermark) as u64;
+        let limit = (inner.store.budget.limit() as f64 * inner.policy().space.low_watermark) as u64;
         Ok(limit.saturating_sub(inner.dirty_bytes()?.saturating_add(inner.leased_bytes()?)))
     }
 

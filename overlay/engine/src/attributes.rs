@@ -121,7 +121,7 @@ impl Inner {
     ///
     /// While content is dirty, size and times of the content file are the truth: the daemon does not see passthrough
     /// writes.
-    pub fn attr_of(&self, node: &Arc<Node>) -> Result<Attr> {
+    pub fn attr_of(&self, node: &Node) -> Result<Attr> {
         let mut state = node.state.lock();
         let (size, blocks, mtime, ctime) = match state.record.file.is_dirty() {
             true => self.dirty_times(node.ino, &mut state)?,

@@ -67,7 +67,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     spawn("scratch", Box::pin(inner.clone().scratch_loop()));
     spawn("views", Box::pin(inner.clone().view_loop()));
     spawn("count", Box::pin(count_loop(inner.clone())));
-    if !inner.policy.pool_retry.is_zero() {
+    if !inner.policy().pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));
     }
     Ok(())
@@ -77,7 +77,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
 async fn probe_loop(inner: Arc<Inner>) {
     loop {
         inner.health.until_down().await;
-        tokio::time::sleep(inner.policy.pool_retry).await;
+        tokio::time::sleep(inner.policy().pool_retry).await;
         if inner.health.why_down().is_some() {
             let answer = inner.pool.stat(&PoolPath::root()).await;
             inner.health.note(&answer);
@@ -120,7 +120,7 @@ async fn count_loop(inner: Arc<Inner>) {
             again.count_writers();
             again.settle_unmapped();
             again.throttle_writers()?;
-            match again.store.budget.above(again.policy.space.high_watermark) {
+            match again.store.budget.above(again.policy().space.high_watermark) {
                 0 => Ok(()),
                 _ => again.make_room(0),
             }

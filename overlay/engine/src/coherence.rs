@@ -140,7 +140,7 @@ impl Inner {
     /// Makes a call to the pool, unless the pool is known not to answer.
     pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         // With a `pool_retry` of zero, every call is made.
-        if let Some(why) = self.health.why_down().filter(|_| !self.policy.pool_retry.is_zero()) {
+        if let Some(why) = self.health.why_down().filter(|_| !self.policy().pool_retry.is_zero()) {
             return Err(Error::new(ErrorKind::Unavailable, Side::Pool, why));
         }
         let result = call.await;

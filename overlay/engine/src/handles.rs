@@ -13,7 +13,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use forebay_cache::Content;
 use forebay_cache::content_io;
 use forebay_cache::{CHUNK_BYTES, Reservation};
-use forebay_policy::FlushPolicy;
+use forebay_policy::{FlushPolicy, Read};
 use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
@@ -60,6 +60,10 @@ impl Overlay {
                 let partial = state.record.file.is_partial();
                 partial && inner.residency(&mut state)?.extents().contains(offset..end)
             };
+            if !ready && inner.policy_of(&node).read == Read::Bypass {
+                inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+                return inner.read_uncached(&node, offset..end).await;
+            }
             inner.read_ahead(&node, offset, end);
             if !ready {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
@@ -111,8 +115,8 @@ impl Overlay {
             return Ok(());
         }
         let node = self.inner.node(ino)?;
-        self.inner.learn_storage_pool(&node).await;
-        if self.inner.policy_of(&node).flush == FlushPolicy::OnClose {
+        self.inner.learn_policy_facts(&node).await;
+        if self.inner.policy_of(&node).flush() == FlushPolicy::OnClose {
             return self.inner.flush_inode_now(ino).await;
         }
         Ok(())
@@ -248,6 +252,10 @@ impl Inner {
         let most = READAHEAD_REQUESTS * self.request_bytes();
         // Readahead must not empty a small fast pool for bytes that may never be read.
         let most = most.min(self.store.budget.limit() / 16).max(CHUNK_BYTES);
+        let most = self.policy_of(node).readahead_bytes.map_or(most, |bytes| most.min(bytes));
+        if most == 0 {
+            return;
+        }
         let ahead = {
             let mut state = node.state.lock();
             let size = state.record.size;
@@ -261,7 +269,7 @@ impl Inner {
             if ahead.until >= ahead.end + ahead.window_bytes / 2 && ahead.until > ahead.end {
                 return;
             }
-            ahead.window_bytes = (ahead.window_bytes * 2).clamp(CHUNK_BYTES, most);
+            ahead.window_bytes = (ahead.window_bytes * 2).max(CHUNK_BYTES).min(most);
             let from = ahead.until.max(ahead.end.next_multiple_of(CHUNK_BYTES));
             let to = (ahead.end + ahead.window_bytes).next_multiple_of(CHUNK_BYTES).min(size);
             if from >= to {

@@ -84,12 +84,9 @@ impl Inner {
         Ok(layout)
     }
 
-    /// Makes sure that the policy of an inode can be decided if rules ask for its storage pool. If the storage pool
-    /// cannot be found out now, the inode counts as in no storage pool.
+    /// Asks for the storage pool of an inode. If it cannot be found out now, the inode counts as in no storage pool.
     pub async fn learn_storage_pool(&self, node: &Node) {
-        if self.policy.asks_storage_pool() {
-            let _ = self.ask_layout(node).await;
-        }
+        let _ = self.ask_layout(node).await;
     }
 
     /// Asks for the storage pool of an inode if it is not known; `false` if the pool does not answer. Not for threads
@@ -124,7 +121,7 @@ impl Inner {
             return None;
         }
         let layout = self.layout_of(&node).await?;
-        layout.storage_pool.as_deref().map(|pool| self.policy.storage_pool_name(pool).to_owned())
+        layout.storage_pool.as_deref().map(|pool| self.policy().storage_pool_name(pool).to_owned())
     }
 
     fn known_layout(&self, subject: &Subject) -> Option<Option<Arc<Layout>>> {

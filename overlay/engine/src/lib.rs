@@ -9,6 +9,7 @@
 //! | `attributes`, `xattrs`, `set_id` | attributes, extended attributes and ACLs, set-id bits |
 //! | `rights` | mode, owner or ACL that another client changed in the pool |
 //! | `permission` | what a user may do in a directory, for requests that the kernel has not checked |
+//! | `policies` | the policy in force, what it says of a file, its exchange |
 //! | `handles` | open, read, write, truncate, fallocate, seek, copy |
 //! | `fetch` | pool → content file |
 //! | `writeback` | overlay → pool |
@@ -42,6 +43,7 @@ mod namespace;
 mod node;
 mod paths;
 mod permission;
+mod policies;
 pub(crate) mod rights;
 pub mod salvage;
 mod scratch;
@@ -67,7 +69,6 @@ use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side}
 use forebay_cache::content_io::ContentIo;
 use forebay_cache::{ContentNumbers, ContentStore, Spares, Trash};
 use forebay_catalog::{Catalog, Durability, InodeRecord};
-use forebay_policy::PathPolicy;
 use forebay_system::descriptors;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
@@ -136,7 +137,7 @@ pub(crate) struct Inner {
     pub spares: Arc<Spares>,
     pub io: Arc<dyn ContentIo>,
     pub io_fallback: Option<String>,
-    pub policy: Policy,
+    pub policies: policies::Policies,
     pub read_only: bool,
     pub node_name: String,
     pub table: NodeTable,
@@ -235,7 +236,7 @@ impl Overlay {
             store,
             io,
             io_fallback,
-            policy: options.policy,
+            policies: policies::Policies::new(options.policy),
             read_only: options.read_only,
             node_name: options.node,
             table: NodeTable::default(),
@@ -322,10 +323,6 @@ impl Overlay {
         self.inner.table.is_known_to_kernel(ino)
     }
 
-    pub fn policy(&self) -> &Policy {
-        &self.inner.policy
-    }
-
     pub fn is_read_only(&self) -> bool {
         self.inner.read_only
     }
@@ -397,18 +394,6 @@ impl Inner {
             return Err(Error::new(ErrorKind::ReadOnly, Side::Application, "the mount is read-only"));
         }
         Ok(())
-    }
-
-    /// Returns the policy of an inode.
-    pub fn policy_of(&self, node: &Node) -> PathPolicy {
-        match self.policy.uniform() {
-            Some(policy) => policy,
-            None => {
-                let path = self.overlay_path(node.ino).unwrap_or_default();
-                let pool = self.policy.asks_storage_pool().then(|| self.known_storage_pool(node)).flatten();
-                self.policy.for_path(&path, pool.as_deref())
-            }
-        }
     }
 }
 

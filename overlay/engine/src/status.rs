@@ -222,7 +222,7 @@ impl Inner {
                 (dir.join(name).to_string(), record.here_ino(), what)
             }
         };
-        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what, error: None };
+        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what, error: None, why: self.flush_reason(intent) };
         if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
             let (is_data, is_uploaded) = {
                 let state = node.state.lock();

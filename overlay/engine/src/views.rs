@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use forebay_api::operator::TypedPath;
 use forebay_api::views::{View, ViewChanges, ViewPhase, ViewRequest};
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentNumbers;
 use forebay_cache::views::TOP;
 use forebay_system::clock::unix_now;
@@ -326,7 +326,8 @@ impl Inner {
                 continue;
             }
             self.look_at_pinned_names().await;
-            let look_every = LOOK_EVERY.max(self.policy.for_path(&PoolPath::root(), None).metadata_ttl);
+            let ttl = self.node(Ino::ROOT).map_or(LOOK_EVERY, |root| self.policy_of(&root).metadata_ttl);
+            let look_every = LOOK_EVERY.max(ttl);
             tokio::select! {
                 () = tokio::time::sleep(look_every.min(self.next_end())) => {}
                 () = self.views.bell.notified() => {}

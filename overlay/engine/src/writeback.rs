@@ -129,10 +129,14 @@ impl Inner {
         Ok(intents)
     }
 
-    /// Sorts intents into a plan.
+    /// Sorts intents into a plan, without those of files that never go to the pool.
     pub fn plan_flush(&self, intents: Vec<Intent>) -> FlushPlan {
         let mut plan = FlushPlan::default();
         for intent in intents {
+            let subject = self.subject_of(&intent).and_then(|ino| self.node(ino).ok());
+            if subject.is_some_and(|node| self.is_local(&node)) {
+                continue;
+            }
             match &intent {
                 Intent::Name(parent, name) => {
                     match self.catalog.name(*parent, name).ok().and_then(|record| record.here_ino()) {
@@ -214,10 +218,7 @@ impl Inner {
 
     /// Flushes one intent. Returns the bytes that it had to send, if it succeeded.
     async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
-        let subject = match &intent {
-            Intent::Inode(ino) => Some(*ino),
-            Intent::Name(parent, name) => self.catalog.name(*parent, name).ok().and_then(|r| r.here_ino()),
-        };
+        let subject = self.subject_of(&intent);
         let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
         let result = match &intent {
             Intent::Inode(ino) => self.flush_inode(*ino).await,

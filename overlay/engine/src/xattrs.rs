@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, XATTRS_MAX_BYTES};
 use forebay_catalog::{InodeRecord, Xattrs};
+use forebay_policy::DIRECTORY_POLICY_XATTR;
 use forebay_system::clock::stamp_now;
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -43,6 +44,10 @@ impl Overlay {
         if value.len() > VALUE_MAX {
             return Err(Error::new(ErrorKind::OutOfRange, Side::Application, "an attribute value above 64 KiB"));
         }
+        let is_policy = name == DIRECTORY_POLICY_XATTR.as_bytes();
+        if is_policy {
+            inner.check_directory_policy(ino, value, caller)?;
+        }
         let known = inner.xattr(ino, name).await?.is_some();
         if known && flags & libc::XATTR_CREATE != 0 {
             return Err(Error::new(ErrorKind::Exists, Side::Application, name.escape_ascii().to_string()));
@@ -75,6 +80,9 @@ impl Overlay {
         record.ctime = stamp_now();
         txn.commit()?;
         inner.flusher.refused.take_back(ino, name);
+        if is_policy {
+            inner.policy_changed();
+        }
         Ok(())
     }
 
@@ -92,6 +100,9 @@ impl Overlay {
         record.ctime = stamp_now();
         txn.commit()?;
         inner.flusher.refused.take_back(ino, name);
+        if name == DIRECTORY_POLICY_XATTR.as_bytes() {
+            inner.policy_changed();
+        }
         Ok(())
     }
 }

@@ -54,6 +54,7 @@ use forebay_cache::ContentId;
 use forebay_catalog::{JobHead, JobSerial};
 use forebay_ebpf::NO_JOB;
 use forebay_engine::{Advisor, Foreseen, Ino, Means, Opened, Overlay, blocking};
+use forebay_policy::JobFacts;
 use forebay_system::process::Process;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -171,6 +172,21 @@ impl Registry {
     /// Returns whether a job of this name runs.
     pub fn runs(&self, id: &str) -> bool {
         self.number_of(id).is_some()
+    }
+
+    /// Returns the running jobs that use a file.
+    fn jobs_of(&self, ino: Ino) -> Vec<JobFacts> {
+        if !self.any() {
+            return Vec::new();
+        }
+        let table = self.table.lock();
+        let users = table.running.values().filter(|running| running.uses.knows(&FileId::Overlay(ino)));
+        users
+            .map(|running| JobFacts {
+                name: running.head.summary.id.clone(),
+                profile: running.head.invocation.as_ref().map(|invocation| invocation.signature().to_string()),
+            })
+            .collect()
     }
 
     fn any(&self) -> bool {
@@ -303,6 +319,10 @@ impl Advisor for Advice {
 
     fn is_running(&self, job: &str) -> bool {
         self.0.upgrade().is_some_and(|inner| inner.registry.runs(job) || inner.allocations.is_active(job))
+    }
+
+    fn jobs_of(&self, ino: Ino) -> Vec<JobFacts> {
+        self.0.upgrade().map(|inner| inner.registry.jobs_of(ino)).unwrap_or_default()
     }
 
     fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {

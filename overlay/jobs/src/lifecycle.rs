@@ -10,7 +10,7 @@ use forebay_catalog::{JobHead, JobSerial};
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 
-use super::accounting::Accounting;
+use super::accounting::{Accounting, FileId, UsedFile};
 use super::{JobTable, Jobs, Running, slurm_steps};
 use crate::JobsInner;
 
@@ -269,6 +269,7 @@ impl JobsInner {
         ended.head.summary.interrupted |= end != JobEnd::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
+        self.settle_files_of(&used);
         let ahead = self.end_ahead(ended.serial);
         match self.learn(&ended.head, &used, ahead.as_deref()) {
             Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
@@ -284,6 +285,20 @@ impl JobsInner {
         }
         self.engine.catalog().put_job(ended.serial, &mut ended.head, Some(&files))?;
         Ok(Some(ended.head.summary))
+    }
+
+    /// Lets the engine flush or remove the files that waited for the end of a job.
+    fn settle_files_of(&self, used: &[UsedFile]) {
+        let inos = used.iter().filter_map(|file| match file.id {
+            FileId::Overlay(ino) => Some(ino),
+            FileId::Pool(_) => None,
+        });
+        let (inos, engine): (Vec<_>, _) = (inos.collect(), self.engine.clone());
+        self.foresight.runtime.spawn(async move {
+            if let Err(error) = engine.job_ended(inos).await {
+                tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");
+            }
+        });
     }
 
     /// Ends the leases of jobs whose end no daemon saw.

@@ -3,11 +3,21 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use nix::unistd::{Gid, Uid, User, getgrouplist};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 
 /// Returns the primary group of a user, if the machine knows the user.
 pub fn group_of(uid: u32) -> Option<u32> {
     Some(User::from_uid(Uid::from_raw(uid)).ok()??.gid.as_raw())
+}
+
+/// Returns the number of a user, if the machine knows the name.
+pub fn user_named(name: &str) -> Option<u32> {
+    Some(User::from_name(name).ok()??.uid.as_raw())
+}
+
+/// Returns the number of a group, if the machine knows the name.
+pub fn group_named(name: &str) -> Option<u32> {
+    Some(Group::from_name(name).ok()??.gid.as_raw())
 }
 
 /// Returns the primary group and all groups with whose file access rights [`as_user`] acts for a user.

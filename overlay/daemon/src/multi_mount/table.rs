@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use forebay_backends::{PoolLocation, RESERVED_PREFIX};
-use forebay_policy::Policy;
+use forebay_policy::{PolicyFile, PolicyFiles};
 use serde::Deserialize;
 
 use super::super::config::MountConfig;
-use super::super::{Failure, limits, paths};
+use super::super::{Failure, limits, paths, policy_files};
 
 /// The longest name of a directory on any known file system.
 const NAME_BYTES: usize = 255;
@@ -67,7 +67,8 @@ fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<NamedPool>
         return Err(Failure::usage(format!("{place}: {count} pools; at most {most}"))
             .remedy("divide them among several mountpoints"));
     }
-    Policy::from_table(shared.clone())
+    let beside = toml::to_string(&shared).map_err(|e| Failure::usage(format!("{place}: {e}")))?;
+    policy_files::compile(&beside.into(), "")
         .map_err(|e| Failure::usage(format!("{place}: beside [[pool]]: {e}")).remedy(EXAMPLE))?;
     let mut pools: Vec<NamedPool> = Vec::with_capacity(tables.len());
     for (at, table) in tables.into_iter().enumerate() {
@@ -162,49 +163,44 @@ fn bytes(key: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
     text.map(read).transpose()
 }
 
-/// Returns the policy of one pool as text, since its daemon is restarted without the file.
+/// Returns the policy of one pool: that of its own file, or else the shared one, and what its table says.
 fn policy(
     table: &PoolTable,
     beside: impl Fn(&Path) -> PathBuf,
     shared: &toml::Table,
     immutable: bool,
-) -> Result<Option<String>, Failure> {
-    let mut policy = match &table.policy {
-        None => shared.clone(),
-        Some(file) => {
-            let file = beside(file);
-            let text =
-                std::fs::read_to_string(&file).map_err(|e| Failure::given(format!("policy {}", file.display()), &e))?;
-            // Parse the text first, so that a mistake is reported with its line.
-            Policy::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
-            toml::from_str(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?
-        }
+) -> Result<Option<PolicyFiles>, Failure> {
+    let generated = |name: &str, table: &toml::Table| -> Result<PolicyFile, Failure> {
+        let text = toml::to_string(table).map_err(|e| Failure::usage(format!("the policy: {e}")))?;
+        Ok(PolicyFile { name: name.into(), text })
     };
+    let mut files = PolicyFiles::default();
+    match &table.policy {
+        Some(file) => files = policy_files::read(&beside(file))?,
+        None if !shared.is_empty() => files.0.push(generated("the shared policy", shared)?),
+        None => {}
+    }
+    let mut own = toml::Table::new();
     for (key, value) in [("deadline", &table.deadline), ("retry", &table.retry)] {
         if let Some(value) = value {
-            set(&mut policy, "pool", key, value, true);
+            let pool = own.entry("pool").or_insert_with(|| toml::Table::new().into());
+            if let Some(pool) = pool.as_table_mut() {
+                pool.insert(key.into(), value.as_str().into());
+            }
         }
     }
-    if policy.is_empty() {
+    if !own.is_empty() {
+        files.0.push(generated("its [[pool]] table", &own)?);
+    }
+    if files.0.is_empty() {
         return Ok(None);
     }
     if immutable && table.policy.is_none() {
-        for (key, value) in [("consistency", "immutable"), ("metadata-ttl", "365days")] {
-            set(&mut policy, "default", key, value, false);
-        }
+        let text = "[default]\nconsistency = \"immutable\"\nmetadata-ttl = \"365days\"\n".to_owned();
+        files.0.insert(0, PolicyFile { name: "immutable".into(), text });
     }
-    Policy::from_table(policy.clone()).map_err(|e| Failure::usage(e.to_string()))?;
-    let text = toml::to_string(&policy).map_err(|e| Failure::usage(format!("the policy: {e}")))?;
-    Ok(Some(text))
-}
-
-/// Puts a setting into the table `table`, which is created if there is none.
-fn set(policy: &mut toml::Table, table: &str, key: &str, value: &str, replace: bool) {
-    let inner = policy.entry(table).or_insert_with(|| toml::Table::new().into());
-    let Some(inner) = inner.as_table_mut() else { return };
-    if replace || !inner.contains_key(key) {
-        inner.insert(key.into(), value.into());
-    }
+    policy_files::compile(&files, &table.url)?;
+    Ok(Some(files))
 }
 
 #[cfg(test)]

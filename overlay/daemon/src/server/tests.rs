@@ -54,7 +54,8 @@ async fn daemon() -> Daemon {
     let overlay = Overlay::open(options).await.unwrap();
     let jobs = Jobs::start(overlay.clone());
     let entry = entry(temp.path().to_path_buf());
-    let facts = Facts { mountpoint: "/m".into(), no_passthrough: Box::new(|| None) };
+    let runtime = entry.runtime.clone();
+    let facts = Facts { mountpoint: "/m".into(), no_passthrough: Box::new(|| None), runtime, pool: "/p".into() };
     let server = Server::start(&entry.runtime.socket(), overlay, jobs.clone(), facts).unwrap();
     Daemon { temp, entry, jobs, _server: server }
 }

@@ -8,12 +8,13 @@ use std::time::Instant;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
-use forebay_policy::{FlushPolicy, PathPolicy};
+use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
+use crate::space::eviction::ChosenBy;
 
 /// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
@@ -29,7 +30,7 @@ fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
         return false;
     }
     let state = node.state.lock();
-    let fits = (1..=policy.whole_file_bytes).contains(&state.record.size);
+    let fits = (1..=policy.whole_file_bytes).contains(&state.record.size) && policy.read != Read::Bypass;
     fits && state.record.file.is_absent() && state.flights.is_empty()
 }
 
@@ -54,7 +55,7 @@ impl Overlay {
             inner.check_writable()?;
         }
         let node = inner.file_node(ino)?;
-        inner.learn_storage_pool(&node).await;
+        inner.learn_policy_facts(&node).await;
         let policy = inner.policy_of(&node);
         if truncates || !is_fetched_whole(inner, &node, &policy) {
             inner.revalidate(ino, Age::Open).await?;
@@ -66,7 +67,7 @@ impl Overlay {
             inner.truncate_to_zero(&node).await?;
         }
         let (mut missed, mut fetched_bytes) = (false, 0);
-        let no_flush = !(write || truncates) || policy.flush != FlushPolicy::OnClose;
+        let no_flush = !(write || truncates) || policy.flush() != FlushPolicy::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
                 let state = node.state.lock();
@@ -77,7 +78,7 @@ impl Overlay {
             count.fetch_add(1, Ordering::Relaxed);
             if !whole && size == 0 {
                 inner.complete_empty(&node)?;
-            } else if !whole && size <= policy.whole_file_bytes {
+            } else if !whole && size <= policy.whole_file_bytes && (write || policy.read != Read::Bypass) {
                 let missing = inner.missing_bytes(&node, 0..size)?;
                 match inner.fetch(&node, 0..size).await {
                     Ok(()) => fetched_bytes += missing,
@@ -200,6 +201,10 @@ impl Inner {
             }
             if last_writer {
                 inner.settle(&node)?;
+            }
+            if idle && inner.policy().may_write(Write::Around) && inner.policy_of(&node).write == Write::Around {
+                // What is not in the pool yet stays, and is evicted like other content once it is flushed.
+                let _ = inner.evict_inode(ino, ChosenBy::Request)?;
             }
             Ok(())
         })();
@@ -412,7 +417,7 @@ impl Inner {
             return Ok(());
         }
         self.flush_bell.notify_one();
-        if self.store.budget.above(self.policy.space.high_watermark) > 0 {
+        if self.store.budget.above(self.policy().space.high_watermark) > 0 {
             self.flush_bell.notify_one();
         }
         Ok(())

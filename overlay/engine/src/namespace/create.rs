@@ -86,7 +86,7 @@ impl Overlay {
     ) -> Result<(Entry, Opened)> {
         let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0, target: None, caller };
         let ino = self.inner.make(parent, name, new).await?;
-        self.inner.learn_storage_pool(&*self.inner.node(ino)?).await;
+        self.inner.learn_policy_facts(&*self.inner.node(ino)?).await;
         self.opened(ino, flags)
     }
 
@@ -94,7 +94,7 @@ impl Overlay {
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let entry = inner.counted_entry(ino)?;
-        let no_flush = inner.policy_of(&node).flush != FlushPolicy::OnClose;
+        let no_flush = inner.policy_of(&node).flush() != FlushPolicy::OnClose;
         let mut state = node.state.lock();
         let content = match inner.content(ino, &mut state) {
             Ok(content) => content,

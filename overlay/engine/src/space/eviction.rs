@@ -144,7 +144,7 @@ impl Inner {
         let bytes = bytes.max(self.making_room.asked.load(Ordering::Relaxed));
         // The file of evicted content is removed when its record is synced. On a busy disk that takes seconds.
         let pending = self.trash.pending_bytes();
-        let needed = bytes_to_evict(&self.store.budget, self.policy.space, pending, bytes);
+        let needed = bytes_to_evict(&self.store.budget, self.policy().space, pending, bytes);
         let short_on_disk = bytes.saturating_sub(self.store.free_bytes().saturating_add(pending));
         let mut wanted = needed.max(short_on_disk);
         let (mut stayed, mut failed) = (Vec::new(), Ok(()));
@@ -181,13 +181,16 @@ impl Inner {
     fn victim(&self, leased: &mut HashMap<u64, bool>) -> Option<Ino> {
         let now = unix_now();
         let has_leases = |key: u64| self.catalog.leases_of(Ino(key)).map_or(true, |leases| leases.hold(now));
-        let mut may_go = |key: u64| match self.table.peek(Ino(key)) {
-            // A locked inode is in use. What is absent leaves the policy.
-            Some(node) => node
-                .state
-                .try_lock()
-                .is_some_and(|state| self.kept(&state, now).is_none_or(|kept| kept == KeepReason::Absent)),
-            None => !*leased.entry(key).or_insert_with(|| has_leases(key)),
+        let mut may_go = |key: u64| {
+            !self.is_pinned_by_policy(Ino(key))
+                && match self.table.peek(Ino(key)) {
+                    // A locked inode is in use. What is absent leaves the policy.
+                    Some(node) => node
+                        .state
+                        .try_lock()
+                        .is_some_and(|state| self.kept(&state, now).is_none_or(|kept| kept == KeepReason::Absent)),
+                    None => !*leased.entry(key).or_insert_with(|| has_leases(key)),
+                }
         };
         let mut evictor = self.evictor.lock();
         let unwanted = evictor.evict(&mut |key| !self.advisor().keeps(Ino(key)) && may_go(key));

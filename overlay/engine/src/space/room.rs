@@ -113,7 +113,7 @@ impl Inner {
     /// Whether the background flush is expected to send a file, so that it may be evicted then.
     fn frees_room(&self, ino: Ino) -> bool {
         let Ok(node) = self.node(ino) else { return false };
-        if self.policy_of(&node).flush == FlushPolicy::Manual || self.flusher.errors.of(ino).is_some() {
+        if self.policy_of(&node).flush() == FlushPolicy::Manual || self.flusher.errors.of(ino).is_some() {
             return false;
         }
         {

@@ -117,7 +117,7 @@ impl Inner {
     /// Waits until there may be something to count or to evict. Only one task may call this.
     pub(crate) async fn until_counting(&self) {
         // Both keep a notification that comes before they are waited for.
-        while !self.is_counting() && self.store.budget.above(self.policy.space.high_watermark) == 0 {
+        while !self.is_counting() && self.store.budget.above(self.policy().space.high_watermark) == 0 {
             tokio::select! {
                 () = self.write_throttle.called.notified() => {}
                 () = self.store.budget.grown() => {}

@@ -231,7 +231,7 @@ impl Inner {
             self.ready_to_go(occupant).await?;
             match self.at_target(occupant, path).await? {
                 TargetOccupant::Ours => self.expect_version_to_move(occupant)?,
-                TargetOccupant::Theirs => return self.keep_both(parent, name, moved, path).await,
+                TargetOccupant::Theirs => return self.settle_conflict(parent, name, moved, path).await,
             }
         }
         let mode = if occupant.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
@@ -242,7 +242,7 @@ impl Inner {
         };
         let stat = match there {
             Ok(stat) => stat,
-            Err(e) if e.is(ErrorKind::Exists) => return self.keep_both(parent, name, moved, path).await,
+            Err(e) if e.is(ErrorKind::Exists) => return self.settle_conflict(parent, name, moved, path).await,
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(moved, from),
             Err(e) => return Err(e.context(format!("{source} to {path}"))),
         };
@@ -349,7 +349,7 @@ impl Inner {
             }
             Err(e) if e.is(ErrorKind::Exists) => match self.ask(self.pool.stat(path)).await {
                 Ok(stat) if record.is_object(&stat) => stat,
-                _ => return self.keep_both(parent, name, ino, path).await,
+                _ => return self.settle_conflict(parent, name, ino, path).await,
             },
             Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(ino, existing),
             Err(e) => return Err(e.context(format!("link {source} as {path}"))),

@@ -214,11 +214,12 @@ impl Inner {
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     // Another client wrote these bytes, and with them the times of the directory.
                     Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
+                    None if self.replaces_theirs(ino, &stat)? => expected = Expected::Version(stat.version),
                     // All of its names in the pool refer to the object that another client changed.
                     None => {
                         for (parent, name) in &record.pool_links {
                             let path = self.pool_path_of(*parent, name)?;
-                            self.keep_both(*parent, name, ino, &path).await?;
+                            self.settle_conflict(*parent, name, ino, &path).await?;
                         }
                         return Ok(());
                     }

@@ -1,12 +1,14 @@
-//! Conflicts: the pool's copy changed while the overlay has a newer one. Both are kept, and the conflict is reported.
+//! Conflicts: the pool's copy changed while the overlay has a newer one. Both are kept, unless the policy says
+//! otherwise, and the conflict is reported.
 //!
 //! If the pool has another version than expected, the bytes are compared first (`same_bytes`): equal bytes are no
 //! conflict, whichever client wrote them.
 
 use std::sync::Arc;
 
-use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
 use forebay_catalog::ListingState;
+use forebay_policy::ConflictPolicy;
 use forebay_system::clock::unix_now;
 
 use super::super::{Inner, Ino, Txn};
@@ -17,8 +19,63 @@ const REMEMBERED: usize = 1000;
 const NAME_MAX: usize = 255;
 
 impl Inner {
+    /// Settles a conflict under a name as the policy of our copy says.
+    ///
+    /// # Errors
+    /// `Conflict` if the policy leaves it to the user.
+    pub(super) async fn settle_conflict(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        path: &PoolPath,
+    ) -> Result<()> {
+        match self.policy_of(&*self.node(ino)?).conflict {
+            // Ours replaces only the content of a file. What is left here is no file on both sides.
+            ConflictPolicy::KeepBoth | ConflictPolicy::Ours => self.keep_both(parent, name, ino, path).await,
+            ConflictPolicy::Theirs => self.drop_ours(parent, name, ino, path),
+            ConflictPolicy::Fail => Err(Error::new(
+                ErrorKind::Conflict,
+                Side::Pool,
+                format!(
+                    "{path}: changed in the pool and in the mount; its policy says conflict = fail, so nothing is \
+                     changed: move or remove one of the copies"
+                ),
+            )),
+        }
+    }
+
+    /// Whether our copy of a file replaces the pool's copy, which another client changed.
+    pub(super) fn replaces_theirs(&self, ino: Ino, theirs: &Stat) -> Result<bool> {
+        let node = self.node(ino)?;
+        let is_file = theirs.kind == FileKind::File && node.state.lock().record.kind == FileKind::File;
+        Ok(is_file && self.policy_of(&node).conflict == ConflictPolicy::Ours)
+    }
+
+    /// Gives up our copy: the mount shows the pool's copy from now on.
+    fn drop_ours(&self, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
+        let mut txn = Txn::begin(self);
+        if txn.name(parent, name)?.here_ino() != Some(ino) {
+            return Ok(());
+        }
+        if txn.record(ino)?.kind == FileKind::Directory {
+            let what = format!("{path}: a directory here and something else in the pool: move or remove one of them");
+            return Err(Error::new(ErrorKind::Conflict, Side::Pool, what));
+        }
+        txn.pool_has(parent, name, None)?;
+        txn.show(parent, name, None)?;
+        txn.unlink(ino, parent, name)?;
+        look_again(&mut txn, parent)?;
+        txn.commit()?;
+        self.report_conflict(format!(
+            "{path}: changed in the pool and in the mount; the local copy is dropped, as its policy says"
+        ));
+        self.tell_kernel_name(parent, name);
+        Ok(())
+    }
+
     /// Moves our copy to a name of its own beside the pool's copy, which stays. The next round flushes our copy there.
-    pub(super) async fn keep_both(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
+    async fn keep_both(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
         let copy = self.free_name(parent, name).await?;
         let mut txn = Txn::begin(self);
         let was = txn.name(parent, name)?;

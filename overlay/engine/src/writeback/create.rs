@@ -41,7 +41,7 @@ impl Inner {
                 // If another client created an equal object, both share it.
                 let stat = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
                 if !self.is_as_made(&record, &stat, path).await? {
-                    return self.keep_both(parent, name, ino, path).await;
+                    return self.settle_conflict(parent, name, ino, path).await;
                 }
                 theirs = true;
                 stat
@@ -111,7 +111,8 @@ impl Inner {
                         self.sync_names(parent).await?;
                         return self.commit_created(parent, name, ino, uploaded).await;
                     }
-                    None => return self.keep_both(parent, name, ino, path).await,
+                    None if self.replaces_theirs(ino, &stat)? => expected = Expected::Version(stat.version),
+                    None => return self.settle_conflict(parent, name, ino, path).await,
                 },
             }
         }

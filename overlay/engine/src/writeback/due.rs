@@ -45,15 +45,26 @@ impl Inner {
             Err(e) if e.is(ErrorKind::Stale) => return Ok(Due::Gone),
             node => node?,
         };
-        if self.policy.asks_storage_pool() && !self.knows_storage_pool(&node) {
+        if self.policy().needed().storage_pool && !self.knows_storage_pool(&node) {
             return Ok(Due::In(Lane::Later, AFTER_CLOSE));
         }
-        let idle = match self.policy_of(&node).flush {
+        let policy = self.policy_of(&node);
+        let queued = Duration::from_micros(self.catalog.queue_now().saturating_sub(entry.wait.since_us));
+        let is_late = policy.flush_deadline.is_some_and(|deadline| queued >= deadline);
+        let idle = match policy.flush() {
             FlushPolicy::Manual => return Ok(Due::Manual),
             FlushPolicy::Idle(idle) => idle,
+            // The time counts from the change, not from the last change.
+            FlushPolicy::Every(every) => every.saturating_sub(queued),
             FlushPolicy::OnClose => AFTER_CLOSE,
+            FlushPolicy::JobEnd if !is_late && !self.advisor().jobs_of(subject).is_empty() => {
+                return Ok(Due::In(Lane::Later, LOOK_AGAIN));
+            }
+            FlushPolicy::JobEnd => AFTER_CLOSE,
         };
-        let queued = Duration::from_micros(self.catalog.queue_now().saturating_sub(entry.wait.since_us));
+        let ends_waiting =
+            |left: Duration| policy.flush_deadline.map_or(left, |at| left.min(at.saturating_sub(queued)));
+        let pressed = pressed || is_late;
         let mut state = node.state.lock();
         if state.is_unlinked(subject) && matches!(entry.intent, Intent::Inode(_)) {
             // The last close removes it.
@@ -64,21 +75,26 @@ impl Inner {
             return Ok(match idle.saturating_sub(queued) {
                 Duration::ZERO => Due::Now,
                 _ if pressed => Due::Now,
-                left => Due::In(Lane::Fresh, left),
+                left => Due::In(Lane::Fresh, ends_waiting(left)),
             });
         }
         let may_be_written = state.may_be_written();
         if !may_be_written {
             // `None`: no writer closed it since it came into memory, so it counts as idle.
             let left = state.quiescence.closed_at.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
-            return Ok(if pressed || left.is_zero() { Due::Now } else { Due::In(Lane::Fresh, left) });
+            return Ok(if pressed || left.is_zero() { Due::Now } else { Due::In(Lane::Fresh, ends_waiting(left)) });
         }
         if matches!(entry.intent, Intent::Inode(_)) && state.is_uploaded() && !has_attributes(&state) {
             // The pool has its content. It counts as dirty because a program may still write it.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
-        if queued >= (idle * AGE_IDLE_TIMES).max(AGE_LEAST) {
+        let age_max = policy.flush_deadline.unwrap_or((idle * AGE_IDLE_TIMES).max(AGE_LEAST));
+        let is_every = matches!(policy.flush(), FlushPolicy::Every(_));
+        if queued >= age_max || (is_every && idle.is_zero()) {
             return Ok(Due::Now);
+        }
+        if is_every {
+            return Ok(Due::In(Lane::Fresh, ends_waiting(idle)));
         }
         let left = match idle.is_zero() {
             true => Some(AFTER_CLOSE),
@@ -87,7 +103,20 @@ impl Inner {
         Ok(match left {
             None => Due::Now,
             Some(left) if pressed => Due::In(Lane::Later, left.min(AFTER_CLOSE)),
-            Some(left) => Due::In(Lane::Fresh, left),
+            Some(left) => Due::In(Lane::Fresh, ends_waiting(left)),
+        })
+    }
+
+    /// Returns when an entry is going to be flushed, for operators.
+    pub(crate) fn when_due(&self, entry: &Queued) -> Result<String> {
+        let waits = |wait: Duration| humantime::format_duration(Duration::from_secs(wait.as_secs() + 1)).to_string();
+        Ok(match self.is_due(entry, false)? {
+            _ if entry.wait.failures > 0 => format!("tried {} times, and tried again", entry.wait.failures),
+            Due::Now => "flushed now".into(),
+            Due::In(Lane::Later, wait) => format!("a program uses it; looked at again within {}", waits(wait)),
+            Due::In(_, wait) => format!("flushed in {} or less, if nobody writes it until then", waits(wait)),
+            Due::Manual => "flushed only by request".into(),
+            Due::Gone => "nothing to flush".into(),
         })
     }
 

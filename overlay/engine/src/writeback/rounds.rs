@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
 use forebay_catalog::{Intent, Lane, QueueSlot, Queued, Wait};
-use forebay_policy::FlushPolicy;
+use forebay_policy::{FlushPolicy, Priority};
 use forebay_system::descriptors::for_flush;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -59,6 +59,8 @@ pub(crate) struct QueueNotices {
     hastened: HashSet<Ino>,
     /// Names moved: another rule of the policy may hold for what is below them.
     moved: bool,
+    /// Another policy is in force.
+    policy_changed: bool,
 }
 
 /// Lanes whose last round made no progress, with the reasons.
@@ -104,9 +106,15 @@ impl Inner {
 
     /// Notes that a name moved: another rule of the policy may flush what was not flushed before.
     pub(crate) fn rules_may_differ(&self) {
-        if self.policy.uniform().is_none() {
+        if self.policy().uniform().is_none() {
             self.flusher.calls.lock().moved = true;
         }
+    }
+
+    /// Notes that another policy is in force: all entries get their times anew.
+    pub(crate) fn policy_changed(&self) {
+        self.flusher.calls.lock().policy_changed = true;
+        self.flush_bell.notify_one();
     }
 
     /// Returns why rounds made no progress, file by file.
@@ -118,12 +126,14 @@ impl Inner {
 
 /// Flushes by policy until the engine stops.
 pub(crate) async fn flush_loop(inner: Arc<Inner>) {
-    if inner.policy.uniform().is_some_and(|policy| policy.flush == FlushPolicy::Manual) {
-        return std::future::pending().await;
-    }
     let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
     let mut running = JoinSet::new();
     loop {
+        if inner.policy().uniform().is_some_and(|policy| policy.flush() == FlushPolicy::Manual) {
+            // Nothing becomes due by itself until another policy is in force.
+            inner.flush_bell.notified().await;
+            continue;
+        }
         let wait = match rounds.begin(&inner, &mut running).await {
             Ok(wait) => wait,
             Err(error) => {
@@ -171,8 +181,13 @@ impl Rounds {
             let again = inner.clone();
             blocking(move || again.hasten_all(calls.hastened)).await?;
         }
-        if calls.moved && self.manual.is_none() {
+        if (calls.moved || calls.policy_changed) && self.manual.is_none() {
             self.manual = Some(BTreeMap::new());
+        }
+        if calls.policy_changed {
+            self.cursors.clear();
+            let again = inner.clone();
+            blocking(move || again.look_at_waiting()).await?;
         }
         if self.cursors_since.is_none_or(|since| since.elapsed() >= CURSORS_EVERY) {
             self.cursors.clear();
@@ -185,7 +200,7 @@ impl Rounds {
         inner.flusher.stuck.lock().lanes.retain(|lane, _| heads.iter().any(|head| (head.user, head.lane) == *lane));
         let manual_left = self.look_at_manual(inner, &heads).await?;
         let now = inner.catalog.queue_now();
-        let full = inner.store.budget.above(inner.policy.space.high_watermark) > 0;
+        let full = inner.store.budget.above(inner.policy().space.high_watermark) > 0;
         let pressed = full || inner.waiting_for_room() > 0;
         let mut wait = manual_left.then_some(FLUSH_EVERY);
         // The turns begin after the user whose round began last.
@@ -286,6 +301,7 @@ impl Inner {
                 }
             }
             again.give_places(places)?;
+            again.order_by_priority(&mut due);
             Ok((due, until_us))
         })
         .await?;
@@ -313,7 +329,7 @@ impl Inner {
                 QueueDestination::Leave
             } else if why.is_none() && held {
                 done += 1;
-                QueueDestination::Held
+                QueueDestination::Held(self.looks_again_in(&entry.intent))
             } else {
                 if stuck.len() < STUCK_NAMED {
                     stuck.push(why.cloned().unwrap_or_else(|| {
@@ -377,7 +393,7 @@ impl Inner {
             }
             QueueDestination::In(lane, wait) => (lane, wait, Wait { failures: 0, ..entry.wait }),
             QueueDestination::Manual => (Lane::Manual, Duration::ZERO, Wait { failures: 0, ..entry.wait }),
-            QueueDestination::Held => (Lane::Later, LOOK_AGAIN, Wait { since_us: now, failures: 0 }),
+            QueueDestination::Held(wait) => (Lane::Later, wait, Wait { since_us: now, failures: 0 }),
             QueueDestination::Failed => {
                 let wait = RETRY_FIRST.saturating_mul(1 << entry.wait.failures.min(16)).min(RETRY_LAST);
                 (Lane::Later, wait, Wait { failures: entry.wait.failures.saturating_add(1), ..entry.wait })
@@ -403,7 +419,11 @@ impl Inner {
         let mut places = Vec::new();
         for ino in inos {
             let Ok(node) = self.node(ino) else { continue };
-            let FlushPolicy::Idle(idle) = self.policy_of(&node).flush else { continue };
+            let idle = match self.policy_of(&node).flush() {
+                FlushPolicy::Idle(idle) => idle,
+                FlushPolicy::JobEnd => Duration::ZERO,
+                FlushPolicy::Every(_) | FlushPolicy::OnClose | FlushPolicy::Manual => continue,
+            };
             let links = node.state.lock().record.links.clone();
             let names = links.into_iter().map(|(parent, name)| Intent::Name(parent, name));
             for intent in names.chain([Intent::Inode(ino)]) {
@@ -415,6 +435,61 @@ impl Inner {
             }
         }
         self.place_all(places)
+    }
+
+    /// Gives all entries that wait for their time the time that the policy in force says.
+    fn look_at_waiting(&self) -> Result<()> {
+        for head in self.catalog.queue_heads(|_, _| 0)? {
+            let mut from_us = 0;
+            while matches!(head.lane, Lane::Fresh | Lane::Later) {
+                let taken = self.catalog.queue_take(head.user, head.lane, from_us, u64::MAX, ROUND)?;
+                let Some(last) = taken.last() else { break };
+                from_us = last.slot.at_us + 1;
+                let mut places = Vec::new();
+                // An entry that failed keeps its time.
+                for entry in taken.into_iter().filter(|entry| entry.wait.failures == 0) {
+                    match self.is_due(&entry, false)? {
+                        Due::Now => places.push((entry, Due::In(Lane::Fresh, Duration::ZERO))),
+                        other => places.push((entry, other)),
+                    }
+                }
+                // What was given a later time in the same lane is not looked at again.
+                let done = places.len() < ROUND;
+                self.give_places(places)?;
+                if done {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts entries of high priority first.
+    fn order_by_priority(&self, due: &mut [Queued]) {
+        if self.policy().uniform().is_some() {
+            return;
+        }
+        due.sort_by_cached_key(|entry| {
+            let node = self.subject_of(&entry.intent).and_then(|ino| self.node(ino).ok());
+            node.map_or(Priority::Normal, |node| self.policy_of(&node).priority)
+        });
+    }
+
+    /// Returns the inode that an intent is about.
+    pub(crate) fn subject_of(&self, intent: &Intent) -> Option<Ino> {
+        match intent {
+            Intent::Inode(ino) => Some(*ino),
+            Intent::Name(parent, name) => self.catalog.name(*parent, name).ok().and_then(|record| record.here_ino()),
+        }
+    }
+
+    /// Returns when a file that was flushed while a program has it open is looked at again.
+    fn looks_again_in(&self, intent: &Intent) -> Duration {
+        let node = self.subject_of(intent).and_then(|ino| self.node(ino).ok());
+        match node.map(|node| self.policy_of(&node).flush()) {
+            Some(FlushPolicy::Every(every)) => every.min(LOOK_AGAIN),
+            _ => LOOK_AGAIN,
+        }
     }
 
     /// Gives some manual entries of a user back to the queue, if the policy is no longer manual for them. Returns where
@@ -442,7 +517,7 @@ enum QueueDestination {
     In(Lane, Duration),
     Manual,
     /// The pool has it; a program may still change it.
-    Held,
+    Held(Duration),
     Failed,
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use forebay_policy::{Consistency, FlushPolicy};
+use forebay_policy::{Consistency, FileFacts, FlushPolicy};
 
 fn common() -> MountConfig {
     MountConfig {
@@ -61,16 +61,16 @@ fn the_policy_beside_the_pools_is_that_of_each() {
          [[pool]]\nname = \"b\"\nurl = \"/b\"\nimmutable = true\n",
     )
     .unwrap();
-    let policy = |at: usize| Policy::parse(pools[at].config.policy.as_deref().unwrap()).unwrap();
+    let policy = |at: usize| policy_files::compile(pools[at].config.policy.as_ref().unwrap(), "").unwrap();
     let path = |text: &str| forebay_backends::PoolPath::parse(text).unwrap();
     for policy in [policy(0), policy(1)] {
-        assert_eq!(policy.for_path(&path("x"), None).flush, FlushPolicy::OnClose);
-        assert_eq!(policy.for_path(&path("tmp/x"), None).flush, FlushPolicy::Manual);
+        assert_eq!(policy.decide(&FileFacts::of_path(&path("x"))).flush(), FlushPolicy::OnClose);
+        assert_eq!(policy.decide(&FileFacts::of_path(&path("tmp/x"))).flush(), FlushPolicy::Manual);
     }
     assert_eq!(policy(0).pool_deadline.as_secs(), 3);
     assert_ne!(policy(1).pool_deadline.as_secs(), 3);
-    assert_eq!(policy(0).for_path(&path("x"), None).consistency, Consistency::CloseToOpen);
-    assert_eq!(policy(1).for_path(&path("x"), None).consistency, Consistency::Immutable);
+    assert_eq!(policy(0).decide(&FileFacts::of_path(&path("x"))).consistency, Consistency::CloseToOpen);
+    assert_eq!(policy(1).decide(&FileFacts::of_path(&path("x"))).consistency, Consistency::Immutable);
 }
 
 #[test]

@@ -1,0 +1,210 @@
+//! Tests of whole policies.
+
+mod table;
+
+use super::*;
+
+fn at(policy: &Policy, path: &str) -> PathPolicy {
+    policy.decide(&FileFacts::of_path(&PoolPath::parse(path).unwrap()))
+}
+
+#[test]
+fn later_rules_change_what_earlier_ones_said() {
+    let policy = Policy::parse(
+        "[default]\nflush = \"manual\"\n\
+         [[rule]]\npaths = [\"out/**\"]\nflush = \"on-close\"\nwhole-file = \"1MiB\"\n\
+         [[rule]]\npaths = [\"out/*.tmp\"]\nflush = \"idle:1m\"\n",
+    )
+    .unwrap();
+    assert_eq!(at(&policy, "in/a").flush(), FlushPolicy::Manual);
+    assert_eq!(at(&policy, "out/x/y").flush(), FlushPolicy::OnClose);
+    assert_eq!(at(&policy, "out/a.tmp").flush(), FlushPolicy::Idle(Duration::from_secs(60)));
+    assert_eq!(at(&policy, "out/a.tmp").whole_file_bytes, 1 << 20);
+}
+
+#[test]
+fn later_files_change_what_earlier_ones_said_and_each_setting_knows_its_place() {
+    let file = |name: &str, text: &str| PolicyFile { name: name.into(), text: text.into() };
+    let files = PolicyFiles(vec![
+        file(
+            "site.toml",
+            "[default]\nflush = \"manual\"\n\n[[rule]]\nname = \"results\"\npaths = \"out/**\"\nread = \"pin\"\nflush = \"on-close\"\n",
+        ),
+        file("mine.toml", "[default]\nwhole-file = \"1MiB\"\n[[rule]]\npaths = \"out/tmp/**\"\n  read = \"bypass\"\n"),
+    ]);
+    let policy = Policy::compile(&files, &Context { pool_url: "", accounts: &NoAccounts }).unwrap();
+    let path = PoolPath::parse("out/tmp/a").unwrap();
+    let verdict = policy.explain(&FileFacts::of_path(&path));
+    assert_eq!(verdict.policy, policy.decide(&FileFacts::of_path(&path)));
+    let origin = |name: SettingName| match &verdict.origins[name as usize] {
+        Origin::BuiltIn => "built in".into(),
+        Origin::Default { place } => format!("default {place}"),
+        Origin::Rule { title, place } => format!("{title} {place}"),
+        Origin::Directory { path } => format!("directory {path}"),
+    };
+    assert_eq!(origin(SettingName::Flush), "results site.toml:8:9");
+    assert_eq!(origin(SettingName::Read), "paths = \"out/tmp/**\" mine.toml:5:10");
+    assert_eq!(origin(SettingName::WholeFile), "default mine.toml:2:14");
+    assert_eq!(origin(SettingName::Write), "built in");
+}
+
+#[test]
+fn rules_hold_for_a_storage_pool_by_its_number_or_its_name() {
+    let policy = Policy::parse(
+        "[storage-pools]\n2 = \"fast\"\n\
+         [[rule]]\nstorage-pool = \"fast\"\nflush = \"manual\"\n\
+         [[rule]]\nstorage-pool = \"2\"\npaths = [\"out/**\"]\nflush = \"on-close\"\n",
+    )
+    .unwrap();
+    let at = |path: &str, pool| {
+        let path = PoolPath::parse(path).unwrap();
+        policy.decide(&FileFacts { storage_pool: pool, ..FileFacts::of_path(&path) }).flush()
+    };
+    assert!(policy.needed().storage_pool && policy.uniform().is_none());
+    assert_eq!(at("a", Some("2")), FlushPolicy::Manual);
+    assert_eq!(at("out/a", Some("2")), FlushPolicy::OnClose);
+    for elsewhere in [Some("1"), None] {
+        assert_eq!(at("out/a", elsewhere), PathPolicy::default().flush());
+    }
+    assert_eq!((policy.storage_pool_name("2"), policy.storage_pool_name("3")), ("fast", "3"));
+}
+
+#[test]
+fn rules_may_be_for_some_pools_only() {
+    let text = "[[rule]]\npool = \"nfs://*\"\nconsistency = \"ttl:9s\"\n";
+    let at = |pool_url: &str| {
+        let policy = Policy::compile(&text.into(), &Context { pool_url, accounts: &NoAccounts }).unwrap();
+        at(&policy, "a").consistency
+    };
+    assert_eq!(at("nfs://server/export"), Consistency::Ttl(Duration::from_secs(9)));
+    assert_eq!(at("s3://bucket"), Consistency::CloseToOpen);
+}
+
+#[test]
+fn users_and_groups_are_known_by_name_or_number() {
+    struct Two;
+    impl Accounts for Two {
+        fn uid(&self, name: &str) -> Option<u32> {
+            (name == "anna").then_some(7)
+        }
+        fn gid(&self, name: &str) -> Option<u32> {
+            (name == "lab").then_some(70)
+        }
+    }
+    let text = "[[rule]]\nowner = [\"anna\", \"8\"]\nread = \"pin\"\n[[rule]]\ngroup = \"lab\"\nwrite = \"through\"\n";
+    let policy = Policy::compile(&text.into(), &Context { pool_url: "", accounts: &Two }).unwrap();
+    let path = PoolPath::parse("x").unwrap();
+    let of = |uid, gid| policy.decide(&FileFacts { uid, gid, ..FileFacts::of_path(&path) });
+    assert_eq!([of(7, 0).read, of(8, 0).read, of(9, 0).read], [Read::Pin, Read::Pin, Read::Cache]);
+    assert_eq!((of(9, 70).write, of(9, 71).write), (Write::Through, Write::Back));
+    let error = Policy::parse(text).unwrap_err().to_string();
+    assert!(error.contains("policy:2:9") && error.contains("anna"), "{error}");
+}
+
+#[test]
+fn what_holds_for_all_paths_is_known_without_a_path() {
+    let policy = |text: &str| Policy::parse(text).unwrap();
+    let plain = policy("[default]\nflush = \"manual\"\n[observer]\nat-work = \"always\"");
+    assert_eq!(plain.uniform().map(|policy| policy.flush()), Some(FlushPolicy::Manual));
+    assert!(plain.observes_always && plain.needed() == NeededFacts::default());
+    assert_eq!(plain.shortest_idle(), Duration::ZERO);
+    assert!(!policy("[observer]\nat-work = \"needed\"").observes_always);
+    let ruled = policy("[default]\nflush = \"idle:9s\"\n[[rule]]\npaths = [\"x\"]\nflush = \"idle:3s\"\n");
+    assert_eq!((ruled.shortest_idle(), ruled.uniform()), (Duration::from_secs(3), None));
+    let immutable = Policy::immutable().default;
+    assert_eq!(immutable.consistency, Consistency::Immutable);
+    assert_eq!(immutable.metadata_ttl.as_secs(), 31_536_000);
+}
+
+#[test]
+fn wakeups_may_be_bounded_or_not() {
+    let of = |text: &str| Policy::parse(text).unwrap().wakeup_latency;
+    assert_eq!(of(""), Some(Duration::ZERO));
+    assert_eq!(of("[cpu]\nwakeup-latency = \"2us\""), Some(Duration::from_micros(2)));
+    assert_eq!(of("[cpu]\nwakeup-latency = \"any\""), None);
+}
+
+#[test]
+fn directories_may_set_what_the_site_allows() {
+    let policy = Policy::parse("[allow]\nsettings = [\"flush\", \"read\"]\n").unwrap();
+    assert!(policy.uniform().is_none());
+    let mine = policy.parse_directory("flush = \"on-close\"").unwrap();
+    let path = PoolPath::parse("d").unwrap();
+    let mut verdict = policy.explain(&FileFacts::of_path(&path));
+    mine.apply_to(&mut verdict, &path);
+    assert_eq!(verdict.policy.flush(), FlushPolicy::OnClose);
+    assert_eq!(verdict.origins[SettingName::Flush as usize], Origin::Directory { path });
+    for (value, needle) in [
+        ("write = \"local\"", "does not allow `write` here; it allows flush, read"),
+        ("flsh = \"manual\"", "did you mean `flush`?"),
+        ("flush", "1:"),
+        ("paths = \"x\"", "no `paths`"),
+    ] {
+        let error = policy.parse_directory(value).unwrap_err().to_string();
+        assert!(error.contains(needle) && error.starts_with(DIRECTORY_POLICY_XATTR), "{error}");
+    }
+}
+
+#[test]
+fn differences_name_each_setting_and_rule() {
+    let old = Policy::parse(
+        "[[rule]]\nname = \"a\"\npaths = \"a/**\"\nread = \"pin\"\n[[rule]]\nname = \"b\"\npaths = \"b\"\nread = \"pin\"\n",
+    );
+    let new = Policy::parse(
+        "[default]\nflush = \"manual\"\n[space]\nevictor = \"lru\"\n[[rule]]\nname = \"a\"\npaths = \"a/**\"\nread = \"bypass\"\n\
+         [[rule]]\npaths = \"c\"\nwrite = \"local\"\n",
+    );
+    let (old, new) = (old.unwrap(), new.unwrap());
+    assert_eq!(
+        old.differences(&new),
+        [
+            "space.evictor: gittins -> lru",
+            "default flush: idle:5s -> manual",
+            "rule a: read = pin -> read = bypass",
+            "removed: rule b (read = pin)",
+            "added: rule paths = \"c\" (write = local)",
+        ]
+    );
+    assert!(new.differences(&new).is_empty());
+    let swapped = |first: &str, second: &str| {
+        let rule = |name: &str| format!("[[rule]]\nname = \"{name}\"\npaths = \"{name}\"\nread = \"pin\"\n");
+        Policy::parse(&(rule(first) + &rule(second))).unwrap()
+    };
+    assert_eq!(swapped("a", "b").differences(&swapped("b", "a")).len(), 1);
+}
+
+#[test]
+fn errors_name_the_place_the_setting_and_what_is_allowed() {
+    for (text, place, needle) in [
+        ("[default]\nflush = \"soon\"", "2:9", "on-close"),
+        ("[default]\nflush = \"every:1ms\"", "2:9", "at least 1s"),
+        ("[default]\nconsistency = \"ttl:x\"", "2:15", "duration"),
+        ("[default]\nflsh = \"manual\"", "2:1", "did you mean `flush`?"),
+        ("[default]\nreadahead = \"much\"", "2:13", "size"),
+        ("[default]\nwrite = 3", "2:9", "text in quotes"),
+        ("[defaults]\nflush = \"manual\"", "1:2", "did you mean `default`?"),
+        ("[[rule]]\nflush = \"manual\"", "2:9", "paths"),
+        ("[[rule]]\npaths = \"x\"", "2:9", "makes no setting"),
+        ("[[rule]]\npaths = []\nflush = \"manual\"", "2:9", "empty"),
+        ("[[rule]]\npaths = \"a{b\"\nflush = \"manual\"", "2:9", "paths"),
+        ("[[rule]]\npath = \"a\"\nflush = \"manual\"", "2:1", "did you mean `paths`?"),
+        ("[[rule]]\ntype = \"dir\"\nflush = \"manual\"", "2:8", "directory"),
+        ("[[rule]]\nsize = \"1GiB\"\nflush = \"manual\"", "2:8", "range"),
+        ("[[rule]]\nowner = \"nobody-here\"\nflush = \"manual\"", "2:9", "no user"),
+        ("[[rule]]\nstorage-pool = 2\nflush = \"manual\"", "2:16", "storage-pool"),
+        ("rule = 3", "1:8", "[[rule]]"),
+        ("[cpu]\nwakeup-latency = \"soon\"", "2:18", "wakeup-latency"),
+        ("[shares]\ndirty = 0", "2:9", "dirty"),
+        ("[shares]\nopen-files = 1.5", "2:14", "at most 1"),
+        ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "3:17", "low-watermark"),
+        ("[space]\nlow-watermark = 0.0", "2:17", "low-watermark"),
+        ("[space]\nevictor = \"lrru\"", "2:11", "did you mean `lru`?"),
+        ("[allow]\nsettings = \"flsh\"", "2:12", "did you mean `flush`?"),
+        ("[default\nflush = 3", "1:9", ""),
+    ] {
+        let error = Policy::parse(text).unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.contains(needle) && shown.starts_with(&format!("policy:{place}: ")), "{text}: {shown}");
+        assert!(error.is(forebay_backends::ErrorKind::InvalidInput));
+    }
+}
