@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_api::policy::{PolicyEffect, PolicyExplanation};
-use forebay_tests::mount::{COMMAND, Mount, Options};
+use forebay_tests::mount::{COMMAND, Mount, Options, Place};
 use forebay_tests::process::{run, wait_until};
 
 #[track_caller]
@@ -41,6 +41,8 @@ fn apply(mount: &Mount, text: &str) -> PolicyEffect {
     serde_json::from_str(&answer.out).expect("an effect")
 }
 
+/// SEMANTICS 85: "A file that is made under `write = "local"` never reaches the pool, not even by request, until it moves
+/// to other paths or the rule changes."
 #[test]
 fn local_files_leave_no_trace_in_the_pool() {
     let mount = Mount::new(Options::policy(
@@ -72,6 +74,7 @@ fn local_files_leave_no_trace_in_the_pool() {
     assert_eq!(mount.forebay(["dirty"], &[&mount.place.mnt()]).ok().out.trim(), "");
 }
 
+/// SEMANTICS 85: "It is removed when the last job that used it ends."
 #[test]
 fn local_files_of_a_job_are_gone_when_it_ends_and_its_results_are_flushed() {
     let mount = Mount::new(Options::policy(
@@ -129,6 +132,7 @@ fn reads_that_bypass_the_cache_are_not_kept() {
     assert_eq!(fs::read(mount.pool("big/a")).unwrap(), b"newer");
 }
 
+/// SEMANTICS 86: "Content that a rule pins is not evicted to make room."
 #[test]
 fn pinned_files_are_not_evicted_to_make_room() {
     let options = Options {
@@ -181,6 +185,42 @@ fn an_open_file_is_flushed_every_so_often() {
     drop(log);
 }
 
+/// SEMANTICS 88: "What is sent of a file that a program writes all the time is its content at one moment."
+#[test]
+fn a_file_that_is_written_without_a_pause_is_sent_from_a_reflink() {
+    let place = Place::new();
+    place.small_disk("fast", "xfs", 400);
+    let text = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"log\"\nflush = \"every:1s\"\n";
+    let mount = Mount::on(place, Options { limit: Some("200M".into()), ..Options::policy(text) });
+    let (log, until) = (mount.path("log"), Instant::now() + Duration::from_secs(20));
+    let mut seen = Vec::new();
+    thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            // Each record is one write, of one digit that is repeated.
+            let mut file = File::create(log).unwrap();
+            let mut number = 0u8;
+            while Instant::now() < until {
+                file.write_all(&[b'0' + number % 10; 100]).unwrap();
+                number = number.wrapping_add(1);
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        while !writer.is_finished() {
+            let now = fs::read(mount.pool("log")).unwrap_or_default();
+            if !now.is_empty() && seen.last() != Some(&now.len()) {
+                assert!(
+                    now.chunks(100).all(|record| record.len() == 100 && record.iter().all(|byte| *byte == record[0]))
+                );
+                seen.push(now.len());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert!(seen.len() >= 3, "the pool saw only {seen:?}\n{}", mount.log());
+    mount.flush();
+    assert_eq!(fs::read(mount.pool("log")).unwrap(), fs::read(mount.path("log")).unwrap());
+}
+
 #[test]
 fn a_deadline_ends_the_wait_for_a_writer_that_never_pauses() {
     let mount = Mount::new(Options::policy("[default]\nflush = \"idle:1h\"\nflush-deadline = \"2s\"\n"));
@@ -188,6 +228,7 @@ fn a_deadline_ends_the_wait_for_a_writer_that_never_pauses() {
     until_pool_has(&mount, "a", b"a");
 }
 
+/// SEMANTICS 87: "A conflict ends as the rule of the file says, and is reported."
 #[test]
 fn conflicts_end_as_the_rule_says() {
     let mount = Mount::new(Options::policy(
@@ -250,6 +291,8 @@ fn owners_may_set_the_policy_of_their_directories() {
     until_pool_has(&mount, "mine/deep/c", b"c");
 }
 
+/// SEMANTICS 89: "A policy with an error is refused as a whole. A policy that was applied holds for a daemon that starts
+/// again."
 #[test]
 fn another_policy_is_put_into_force_and_stays_after_a_restart_of_the_daemon() {
     let mount = Mount::manual();

@@ -219,6 +219,16 @@ impl ContentStore {
         copy().map_err(|e: io::Error| Error::io(e, Side::Cache, format!("copy content file {}", path.display())))
     }
 
+    /// Returns a nameless copy of a content file as it is at one moment, whoever writes it meanwhile. `None`: the file
+    /// system cannot make one without copying the bytes.
+    pub fn snapshot(&self, content: &Content) -> Option<File> {
+        let dir = self.device(ContentId(content.id)).ok()?.path.join("content");
+        let mut options = OpenOptions::new();
+        let copy = options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(dir).ok()?;
+        rustix::fs::ioctl_ficlone(&copy, &*content.file).ok()?;
+        Some(copy)
+    }
+
     /// Removes a content file. A missing file is no error.
     pub fn remove(&self, id: ContentId) -> Result<()> {
         let path = self.path(id)?;

@@ -14,6 +14,7 @@ pub(super) mod conflict;
 mod create;
 mod due;
 mod in_doubt;
+mod rate;
 mod reconcile;
 mod refused;
 pub(super) mod rounds;
@@ -46,6 +47,7 @@ pub(crate) struct Flusher {
     pub dir_moves: (AtomicU64, AtomicU64),
     pub calls: Mutex<rounds::QueueNotices>,
     pub stuck: Mutex<rounds::Stuck>,
+    pub rate: rate::UploadRate,
     pub errors: rounds::Errors,
     pub refused: refused::RefusedNames,
     pub uploading: sweep::Uploading,

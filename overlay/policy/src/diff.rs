@@ -56,6 +56,7 @@ impl Policy {
             ("shares.requests", mount.shares.requests.to_string()),
             ("pool.deadline", time(mount.pool_deadline)),
             ("pool.retry", time(mount.pool_retry)),
+            ("write-back", mount.write_back.to_string()),
             ("cpu.wakeup-latency", mount.wakeup_latency.map_or_else(|| "any".into(), time)),
             ("prefetch.jobs", mount.prefetch.jobs.to_string()),
             ("prefetch.online", mount.prefetch.online.to_string()),

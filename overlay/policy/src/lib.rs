@@ -17,6 +17,7 @@ mod sections;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod writeback;
 
 use std::fmt;
 use std::ops::Deref;
@@ -35,6 +36,7 @@ use sections::SECTIONS;
 pub use sections::{MountPolicy, Prefetch, SharePolicy, SpacePolicy};
 use settings::Setting;
 pub use settings::{ConflictPolicy, Consistency, FlushPolicy, PathPolicy, Priority, Read, SettingName, Write};
+pub use writeback::{RateWindow, WriteBack};
 
 /// A compiled policy.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use toml_edit::Table;
 
 use crate::document::{Fields, Source, duration, meant};
 use crate::settings::SettingName;
+use crate::writeback::{RateWindow, WriteBack, rate};
 
 /// Limits of the fast pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,6 +64,7 @@ pub struct MountPolicy {
     /// How long idle processors may take to wake up while requests stream, to the microsecond. Zero: they do not sleep.
     /// `None`: no limit.
     pub wakeup_latency: Option<Duration>,
+    pub write_back: WriteBack,
     /// The settings that the owner of a directory may make for it by an extended attribute.
     pub allowed: Vec<SettingName>,
 }
@@ -79,14 +81,15 @@ impl Default for MountPolicy {
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),
             wakeup_latency: Some(Duration::ZERO),
+            write_back: WriteBack::default(),
             allowed: Vec::new(),
         }
     }
 }
 
 /// The names of the sections.
-pub(crate) const SECTIONS: [&str; 8] =
-    ["space", "shares", "pool", "cpu", "prefetch", "observer", "allow", "storage-pools"];
+pub(crate) const SECTIONS: [&str; 9] =
+    ["space", "shares", "pool", "write-back", "cpu", "prefetch", "observer", "allow", "storage-pools"];
 
 fn take<T>(given: Option<T>, to: &mut T) {
     if let Some(given) = given {
@@ -125,6 +128,17 @@ impl MountPolicy {
         if let Some(pool) = section("pool", &["deadline", "retry"])? {
             take(pool.read("deadline", duration)?, &mut self.pool_deadline);
             take(pool.read("retry", duration)?, &mut self.pool_retry);
+        }
+        if let Some(write_back) = section("write-back", &["rate", "schedule"])? {
+            take(write_back.read("rate", rate)?, &mut self.write_back.rate);
+            let window = |text: &str| {
+                RateWindow::parse(text).map_err(|why| write_back.error("schedule", format!("\"{text}\": {why}")))
+            };
+            let windows = write_back.texts("schedule")?;
+            take(
+                windows.map(|windows| windows.into_iter().map(window).collect::<Result<_>>()).transpose()?,
+                &mut self.write_back.schedule,
+            );
         }
         if let Some(cpu) = section("cpu", &["wakeup-latency"])? {
             let latency = |text: &str| if text == "any" { Ok(None) } else { duration(text).map(Some) };

@@ -1,5 +1,6 @@
 //! Tests of whole policies.
 
+mod docs;
 mod table;
 
 use super::*;
@@ -199,6 +200,8 @@ fn errors_name_the_place_the_setting_and_what_is_allowed() {
         ("[space]\nhigh-watermark = 0.5\nlow-watermark = 0.6", "3:17", "low-watermark"),
         ("[space]\nlow-watermark = 0.0", "2:17", "low-watermark"),
         ("[space]\nevictor = \"lrru\"", "2:11", "did you mean `lru`?"),
+        ("[write-back]\nschedule = [\"22-6 1MiB\"]", "2:12", "22:00-06:00"),
+        ("[write-back]\nrate = \"0B\"", "2:8", "manual"),
         ("[allow]\nsettings = \"flsh\"", "2:12", "did you mean `flush`?"),
         ("[default\nflush = 3", "1:9", ""),
     ] {

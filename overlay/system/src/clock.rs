@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use chrono::Timelike;
 use forebay_backends::Time;
 
 thread_local! {
@@ -25,6 +26,12 @@ fn ahead_secs() -> i64 {
 pub fn unix_now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     now.saturating_add_signed(ahead_secs())
+}
+
+/// Returns the minute of the day by the clock and the time zone of this machine, from 0 to 1439.
+pub fn minute_of_day() -> u32 {
+    let now = chrono::Local::now();
+    now.hour() * 60 + now.minute()
 }
 
 /// Returns the current time with the granularity of file system timestamps, so that timestamps of the daemon and those

@@ -1,7 +1,7 @@
 //! Uploads content to the pool as one consistent snapshot.
 //!
 //! The stream of the data ends with an error if the content file was written meanwhile, so the pool never gets a part
-//! of a write. Before the upload of a file that a program may write or has mapped, its pages are written back: the
+//! of a write. A file that is written all the time is sent from a reflink, where the file system has them. Before the upload of a file that a program may write or has mapped, its pages are written back: the
 //! kernel notes a store through a mapping in the file's times only if the page was clean.
 //!
 //! The file becomes clean if stamp (size, mtime, ctime) and generation are those of the snapshot, and no writer and no
@@ -57,6 +57,8 @@ struct Snapshot {
     held: bool,
     settled: bool,
     apart: bool,
+    /// What is read instead of the content file, which is written all the time.
+    frozen: Option<Arc<File>>,
 }
 
 impl Inner {
@@ -76,11 +78,13 @@ impl Inner {
         let _noted = self.note_upload(at.0)?;
         let mut attempts = 0..ATTEMPTS;
         while attempts.next().is_some() {
-            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart } =
-                self.snapshot(ino).await?;
+            let snapshot = self.snapshot(ino).await?;
+            let is_last = attempts.is_empty();
+            let snapshot = if is_last && snapshot.held { self.freeze(snapshot).await? } else { snapshot };
+            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, frozen } = snapshot;
             let recorded_mtime = sent.mtime;
             (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
-            let pieces = self.pieces(content.clone(), stamp);
+            let pieces = self.pieces(content.clone(), frozen, stamp);
             let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
             let what = SentWhat::Content { size: sent.size, mtime: sent.mtime };
             if !self.about_to_send(at, ino, what).await? {
@@ -158,7 +162,16 @@ impl Inner {
                 // No program can open it while its state is locked: every write from now on begins after the stamp.
                 let apart = self.store.tells_times_apart(&stamp);
                 let (record, generation) = (state.record.clone(), state.generation);
-                return Ok(Snapshot { content, record, generation, stamp, held: false, settled: true, apart });
+                return Ok(Snapshot {
+                    content,
+                    record,
+                    generation,
+                    stamp,
+                    held: false,
+                    settled: true,
+                    apart,
+                    frozen: None,
+                });
             }
             (stamp, content)
         };
@@ -178,20 +191,37 @@ impl Inner {
         let settled = before == stamp && !state.opens.writes_direct() && apart;
         let (record, generation) = (state.record.clone(), state.generation);
         drop(state);
-        Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart })
+        Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart, frozen: None })
     }
 
-    /// Returns the data of a content file, without its holes; ends with `Busy` if the file was written meanwhile.
-    fn pieces(self: &Arc<Self>, content: Arc<Content>, stamp: Stamp) -> Pieces<'static> {
+    /// Makes a snapshot one of a moment, if the fast pool's file system has reflinks. It has the stamp from before that
+    /// moment, so whatever is written after the stamp is sent again.
+    async fn freeze(self: &Arc<Self>, snapshot: Snapshot) -> Result<Snapshot> {
+        let (inner, content) = (self.clone(), snapshot.content.clone());
+        let frozen = blocking(move || Ok(inner.store.snapshot(&content))).await?.map(Arc::new);
+        let size = match &frozen {
+            Some(file) => file.metadata().map_err(|e| Error::io(e, Side::Cache, "stat of a reflink"))?.size(),
+            None => snapshot.stamp.size,
+        };
+        let stamp = Stamp { size, ..snapshot.stamp };
+        let settled = snapshot.settled && frozen.is_none();
+        Ok(Snapshot { stamp, settled, frozen, ..snapshot })
+    }
+
+    /// Returns the data of a content file, without its holes; ends with `Busy` if the file was written meanwhile. If it
+    /// is `frozen`, the data are those of that copy.
+    fn pieces(self: &Arc<Self>, content: Arc<Content>, frozen: Option<Arc<File>>, stamp: Stamp) -> Pieces<'static> {
         let inner = self.clone();
+        let is_frozen = frozen.is_some();
+        let file = frozen.unwrap_or_else(|| content.file.clone());
         stream::try_unfold((0u64, false), move |(at, ended)| {
-            let (inner, content) = (inner.clone(), content.clone());
+            let (inner, content, file) = (inner.clone(), content.clone(), file.clone());
             async move {
                 if ended {
                     return Ok(None);
                 }
-                let Some((start, end)) = next_data(&content.file, at, stamp.size)? else {
-                    if Stamp::of(&content.file)? != stamp {
+                let Some((start, end)) = next_data(&file, at, stamp.size)? else {
+                    if !is_frozen && Stamp::of(&content.file)? != stamp {
                         return Err(written_meanwhile());
                     }
                     // All bytes were read. If no failed write-back is reported by now, no byte was lost before it was
@@ -200,9 +230,10 @@ impl Inner {
                     return Ok(None);
                 };
                 let len = (end - start).min(CHUNK_BYTES);
+                inner.may_send(len).await;
                 let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
                 let _memory = inner.memory.acquire_many(units).await.map_err(|_| written_meanwhile())?;
-                let data = inner.io.read_at(content.file.clone(), start, len as usize).await?;
+                let data = inner.io.read_at(file.clone(), start, len as usize).await?;
                 if data.len() as u64 != len {
                     return Err(written_meanwhile());
                 }
@@ -324,7 +355,7 @@ impl Inner {
         path: &PoolPath,
         stat: &Stat,
     ) -> Result<Option<Uploaded>> {
-        let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart } =
+        let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, .. } =
             self.snapshot(ino).await?;
         if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
             return Ok(None);
