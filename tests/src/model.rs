@@ -23,7 +23,7 @@ mod run;
 mod tree;
 mod view;
 
-pub use config::{Config, Flushing, World};
+pub use config::{Config, Flushing, Reading, World};
 pub use op::{Allocate, Case, Exchange, Op, Other, Seeded, Spot, case};
 pub use run::run;
 

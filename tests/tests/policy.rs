@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -192,31 +192,36 @@ fn a_file_that_is_written_without_a_pause_is_sent_from_a_reflink() {
     place.small_disk("fast", "xfs", 400);
     let text = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"log\"\nflush = \"every:1s\"\n";
     let mount = Mount::on(place, Options { limit: Some("200M".into()), ..Options::policy(text) });
-    let (log, until) = (mount.path("log"), Instant::now() + Duration::from_secs(20));
+    const BLOCK: usize = 64;
+    const BLOCKS: u64 = 1 << 16;
+    let (log, until) = (mount.path("log"), Instant::now() + Duration::from_secs(25));
+    fs::write(&log, vec![b'0'; BLOCK * BLOCKS as usize]).unwrap();
     let mut seen = Vec::new();
     thread::scope(|scope| {
         let writer = scope.spawn(move || {
-            // Each record is one write, of one digit that is repeated.
-            let mut file = File::create(log).unwrap();
-            let mut number = 0u8;
+            let file = OpenOptions::new().write(true).open(log).unwrap();
+            let mut number = 0u64;
             while Instant::now() < until {
-                file.write_all(&[b'0' + number % 10; 100]).unwrap();
-                number = number.wrapping_add(1);
-                thread::sleep(Duration::from_micros(200));
+                // Each block is written at once. The numbers of the blocks are written in turn, without a pause.
+                let digit = b'0' + (number / BLOCKS % 10) as u8;
+                file.write_all_at(&[digit; BLOCK], number % BLOCKS * BLOCK as u64).unwrap();
+                number += 1;
             }
         });
         while !writer.is_finished() {
             let now = fs::read(mount.pool("log")).unwrap_or_default();
-            if !now.is_empty() && seen.last() != Some(&now.len()) {
-                assert!(
-                    now.chunks(100).all(|record| record.len() == 100 && record.iter().all(|byte| *byte == record[0]))
-                );
-                seen.push(now.len());
+            let is_whole = now.chunks(BLOCK).all(|block| block.iter().all(|byte| *byte == block[0]));
+            assert!(is_whole, "a block is half of one write and half of another");
+            // At one moment, there is at most one place where a newer round ends and an older one begins.
+            let ends = now.chunks(BLOCK).zip(now.chunks(BLOCK).skip(1)).filter(|(a, b)| a[0] != b[0]).count();
+            assert!(ends <= 1, "{ends} rounds are mixed");
+            if !now.is_empty() && seen.last() != Some(&now) {
+                seen.push(now);
             }
             thread::sleep(Duration::from_millis(50));
         }
     });
-    assert!(seen.len() >= 3, "the pool saw only {seen:?}\n{}", mount.log());
+    assert!(seen.len() >= 3, "the pool saw only {} states\n{}", seen.len(), mount.log());
     mount.flush();
     assert_eq!(fs::read(mount.pool("log")).unwrap(), fs::read(mount.path("log")).unwrap());
 }
@@ -373,6 +378,41 @@ fn a_policy_changes_under_load_and_no_operation_fails() {
     }
     let fsck = mount.forebay(["fsck"], &[&mount.place.mnt()]);
     assert_eq!(fsck.code, Some(0), "{}{}", fsck.out, fsck.err);
+}
+
+#[test]
+fn of_files_that_are_due_those_of_high_priority_go_first() {
+    const LOW: usize = 64;
+    let text = "[default]\nflush = \"manual\"\npriority = \"low\"\n[[rule]]\npaths = \"high-*\"\npriority = \"high\"\n";
+    let mount = Mount::new(Options { throttle: Some("100MB/s,30ms".into()), ..Options::policy(text) });
+    let count = |prefix: &str| {
+        let names = fs::read_dir(mount.place.pool()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(prefix)).count()
+    };
+    for number in 0..LOW {
+        fs::write(mount.path(format!("low-{number}")), "low").unwrap();
+    }
+    for number in 0..4 {
+        fs::write(mount.path(format!("high-{number}")), "high").unwrap();
+    }
+    // All of them are due at once.
+    apply(&mount, &text.replace("manual", "idle:0s"));
+    wait_until("the files of high priority are in the pool", || count("high-") == 4);
+    assert!(count("low-") < LOW, "all others were there first");
+    wait_until("all are in the pool", || count("low-") == LOW);
+}
+
+#[test]
+fn the_flush_keeps_to_its_rate() {
+    let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n[write-back]\nrate = \"1MiB\"\n"));
+    fs::write(mount.path("a"), vec![1u8; 4 << 20]).unwrap();
+    let begun = Instant::now();
+    mount.flush();
+    assert!(begun.elapsed() >= Duration::from_secs(3), "4 MiB went in {:?}", begun.elapsed());
+    apply(&mount, "[default]\nflush = \"manual\"\n[write-back]\nschedule = \"00:00-24:00 unlimited\"\n");
+    fs::write(mount.path("b"), vec![1u8; 64 << 20]).unwrap();
+    mount.flush();
+    assert_eq!(fs::metadata(mount.pool("b")).unwrap().size(), 64 << 20);
 }
 
 #[test]

@@ -168,7 +168,12 @@ impl Inner {
 
     /// Returns whether eviction may not choose an inode, because its rule says `read = "pin"`.
     pub fn is_pinned_by_policy(&self, ino: Ino) -> bool {
-        self.policy().may_read(Read::Pin) && self.node(ino).is_ok_and(|node| self.policy_of(&node).read == Read::Pin)
+        if !self.policy().may_read(Read::Pin) {
+            return false;
+        }
+        let is_pinned = self.node(ino).is_ok_and(|node| self.policy_of(&node).read == Read::Pin);
+        self.table.drop_idle(ino);
+        is_pinned
     }
 }
 

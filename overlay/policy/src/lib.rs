@@ -228,18 +228,28 @@ impl Policy {
 
     /// Returns the shortest time between a change and its flush, over the default and all rules.
     pub fn shortest_idle(&self) -> Duration {
-        let of = |policy: PathPolicy| match policy.flush() {
-            FlushPolicy::Idle(time) | FlushPolicy::Every(time) => Some(time),
-            FlushPolicy::OnClose | FlushPolicy::JobEnd => Some(Duration::ZERO),
-            FlushPolicy::Manual => None,
+        let of = |policy: PathPolicy| {
+            let time = match policy.flush() {
+                FlushPolicy::Idle(time) | FlushPolicy::Every(time) => time,
+                FlushPolicy::OnClose | FlushPolicy::JobEnd => Duration::ZERO,
+                FlushPolicy::Manual => return None,
+            };
+            Some(policy.flush_deadline.map_or(time, |deadline| time.min(deadline)))
         };
         let rules = self.rules.iter().map(|rule| {
             let mut policy = self.default;
             rule.settings.iter().for_each(|(setting, _)| setting.apply(&mut policy));
             policy
         });
-        let directories = self.mount.allowed.contains(&SettingName::Flush).then_some(Duration::ZERO);
-        rules.chain([self.default]).filter_map(of).chain(directories).min().unwrap_or_default()
+        // Rules of different conditions may hold for one file, and owners may choose any time.
+        let deadlines = self.rules.iter().flat_map(|rule| &rule.settings);
+        let deadlines = deadlines.filter_map(|(setting, _)| match setting {
+            Setting::FlushDeadline(deadline) => *deadline,
+            _ => None,
+        });
+        let by_owner = [SettingName::Flush, SettingName::FlushDeadline].iter().any(|name| self.allowed.contains(name));
+        let directories = by_owner.then_some(Duration::ZERO);
+        rules.chain([self.default]).filter_map(of).chain(deadlines).chain(directories).min().unwrap_or_default()
     }
 
     /// Returns the settings if they are the same for every file, so that the caller need not know the file.

@@ -112,6 +112,8 @@ fn what_holds_for_all_paths_is_known_without_a_path() {
     assert!(!policy("[observer]\nat-work = \"needed\"").observes_always);
     let ruled = policy("[default]\nflush = \"idle:9s\"\n[[rule]]\npaths = [\"x\"]\nflush = \"idle:3s\"\n");
     assert_eq!((ruled.shortest_idle(), ruled.uniform()), (Duration::from_secs(3), None));
+    let late = policy("[default]\nflush = \"idle:9s\"\n[[rule]]\npaths = [\"x\"]\nflush-deadline = \"2s\"\n");
+    assert_eq!(late.shortest_idle(), Duration::from_secs(2));
     let immutable = Policy::immutable().default;
     assert_eq!(immutable.consistency, Consistency::Immutable);
     assert_eq!(immutable.metadata_ttl.as_secs(), 31_536_000);

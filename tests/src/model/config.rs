@@ -21,10 +21,21 @@ pub enum Flushing {
     Idle,
 }
 
+/// What becomes of bytes that are read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reading {
+    #[default]
+    Cache,
+    Bypass,
+    Pin,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     pub world: World,
     pub flushing: Flushing,
+    #[serde(default)]
+    pub reading: Reading,
     /// Names and attributes are revalidated at each use; if false, never within a case.
     pub fresh: bool,
     /// Files with more bytes than this are not fetched whole at open.
@@ -45,9 +56,16 @@ impl Config {
             Flushing::Idle if self.arrives => "idle:1s",
             Flushing::Idle => "idle:0s",
         };
+        // A rule, so that nothing can assume one policy for all paths.
+        let read = match self.reading {
+            Reading::Cache => "cache",
+            Reading::Bypass => "bypass",
+            Reading::Pin => "pin",
+        };
         let ttl = if self.fresh { "0s" } else { "1h" };
         let text = format!(
-            "[default]\nflush = \"{flush}\"\nmetadata-ttl = \"{ttl}\"\nwhole-file = \"{}B\"\n[pool]\nretry = \"0s\"\n",
+            "[default]\nflush = \"{flush}\"\nmetadata-ttl = \"{ttl}\"\nwhole-file = \"{}B\"\n[pool]\nretry = \"0s\"\n\
+             [[rule]]\npaths = \"**\"\nread = \"{read}\"\n",
             self.whole_file_bytes
         );
         Policy::parse(&text).expect("a policy")

@@ -5,7 +5,7 @@ use std::fmt;
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::config::{Config, Flushing, World};
+use super::config::{Config, Flushing, Reading, World};
 
 /// A directory and a name in it, by index.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -199,6 +199,11 @@ pub enum Op {
         at: Spot,
         wait: bool,
     },
+    /// Another policy is put into force.
+    Policy {
+        flushing: Flushing,
+        reading: Reading,
+    },
     Outage {
         down: bool,
     },
@@ -330,8 +335,17 @@ fn operator_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn flushing() -> impl Strategy<Value = Flushing> {
+    prop::sample::select(vec![Flushing::Manual, Flushing::Idle, Flushing::OnClose])
+}
+
+fn reading() -> impl Strategy<Value = Reading> {
+    prop::sample::select(vec![Reading::Cache, Reading::Bypass, Reading::Pin])
+}
+
 fn trouble() -> impl Strategy<Value = Op> {
     prop_oneof![
+        3 => (flushing(), reading()).prop_map(|(flushing, reading)| Op::Policy { flushing, reading }),
         2 => any::<bool>().prop_map(|down| Op::Outage { down }),
         4 => (1..8u8, any::<bool>()).prop_map(|(call, after)| Op::Fail { call, after }),
         1 => prop_oneof![-30_000..30_000i16, -2..2i16].prop_map(|hours| Op::Clock { hours }),
@@ -370,20 +384,19 @@ fn config() -> impl Strategy<Value = Config> {
         3 => Just(World::Shared),
         2 => Just(World::PowerCuts),
     ];
-    let flushing = prop::sample::select(vec![Flushing::Manual, Flushing::Idle, Flushing::OnClose]);
     let whole = prop::sample::select(vec![4u64 << 20, 4 << 20, 4096, 0]);
     let limit = prop_oneof![4 => Just(None), 1 => Just(Some(96u64 << 10)), 1 => Just(Some(2u64 << 20))];
     let few_descriptors = prop::bool::weighted(0.25);
     let arrives = prop::bool::weighted(0.04);
-    (world, flushing, any::<bool>(), whole, limit, few_descriptors, arrives).prop_map(
-        |(world, flushing, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives)| {
+    (world, (flushing(), reading()), any::<bool>(), whole, limit, few_descriptors, arrives).prop_map(
+        |(world, (flushing, reading), fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives)| {
             // After a power cut the remaining content is compared with the acknowledged content: no limit, so less
             // happens.
             let limit_bytes = limit_bytes.filter(|_| world == World::Quiet);
             // If other clients change the pool, only a view that is revalidated at each use is certain.
             let fresh = fresh || world == World::Shared;
             let arrives = arrives && world == World::Quiet && flushing == Flushing::Idle;
-            Config { world, flushing, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives }
+            Config { world, flushing, reading, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives }
         },
     )
 }

@@ -155,6 +155,15 @@ impl Run {
             }
             Op::Other(other) => self.other(other)?,
             Op::Clock { hours } => self.set_clock(hours),
+            // At the end of such a case everything must arrive by the policy that it began with.
+            Op::Policy { .. } if self.machine.config.arrives => {}
+            Op::Policy { flushing, reading } => {
+                (self.machine.config.flushing, self.machine.config.reading) = (flushing, reading);
+                let policy = self.machine.config.policy();
+                let overlay = self.overlay();
+                self.machine.run(async { overlay.set_policy(policy) });
+                self.outdated |= self.shared();
+            }
             Op::Crash => self.crash()?,
             op => {
                 self.both(op)?;
@@ -198,7 +207,7 @@ impl Run {
             Op::Stage { at } => self.stage(at),
             Op::Evict { all, at, release } => self.evict(all, at, release),
             Op::Flush { all, at, wait } => self.flush(all, at, wait),
-            Op::Outage { .. } | Op::Fail { .. } | Op::Other(_) | Op::Clock { .. } | Op::Crash => Ok(()),
+            Op::Policy { .. } | Op::Outage { .. } | Op::Fail { .. } | Op::Other(_) | Op::Clock { .. } | Op::Crash => Ok(()),
         }
     }
 

@@ -70,6 +70,15 @@ impl Inner {
             // The last close removes it.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
+        if matches!(policy.flush(), FlushPolicy::Every(_)) {
+            let is_sent = matches!(entry.intent, Intent::Inode(_)) && state.is_uploaded() && !has_attributes(&state);
+            return Ok(match idle {
+                _ if is_sent => Due::In(Lane::Later, look_again_in(policy.flush())),
+                Duration::ZERO => Due::Now,
+                _ if pressed => Due::Now,
+                left => Due::In(Lane::Fresh, ends_waiting(left)),
+            });
+        }
         let is_content = state.record.kind == FileKind::File && state.record.file.is_dirty();
         if !is_content {
             return Ok(match idle.saturating_sub(queued) {
@@ -89,12 +98,8 @@ impl Inner {
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
         let age_max = policy.flush_deadline.unwrap_or((idle * AGE_IDLE_TIMES).max(AGE_LEAST));
-        let is_every = matches!(policy.flush(), FlushPolicy::Every(_));
-        if queued >= age_max || (is_every && idle.is_zero()) {
+        if queued >= age_max {
             return Ok(Due::Now);
-        }
-        if is_every {
-            return Ok(Due::In(Lane::Fresh, ends_waiting(idle)));
         }
         let left = match idle.is_zero() {
             true => Some(AFTER_CLOSE),
@@ -151,6 +156,14 @@ impl Inner {
             let state = node.state.lock();
             state.record.file.is_dirty() && (state.may_be_written() || state.is_uploaded())
         })
+    }
+}
+
+/// Returns when a file that the pool has, and that a program may still write, is looked at again.
+pub(super) fn look_again_in(flush: FlushPolicy) -> Duration {
+    match flush {
+        FlushPolicy::Every(every) => every.min(LOOK_AGAIN),
+        _ => LOOK_AGAIN,
     }
 }
 

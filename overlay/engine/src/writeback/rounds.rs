@@ -16,7 +16,7 @@ use forebay_system::descriptors::for_flush;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use super::due::{Due, LOOK_AGAIN};
+use super::due::{Due, LOOK_AGAIN, look_again_in};
 use super::{CONCURRENCY, Failed};
 use crate::Ino;
 use crate::{Inner, Txn, blocking};
@@ -486,10 +486,7 @@ impl Inner {
     /// Returns when a file that was flushed while a program has it open is looked at again.
     fn looks_again_in(&self, intent: &Intent) -> Duration {
         let node = self.subject_of(intent).and_then(|ino| self.node(ino).ok());
-        match node.map(|node| self.policy_of(&node).flush()) {
-            Some(FlushPolicy::Every(every)) => every.min(LOOK_AGAIN),
-            _ => LOOK_AGAIN,
-        }
+        node.map_or(LOOK_AGAIN, |node| look_again_in(self.policy_of(&node).flush()))
     }
 
     /// Gives some manual entries of a user back to the queue, if the policy is no longer manual for them. Returns where
