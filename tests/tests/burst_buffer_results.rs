@@ -63,6 +63,9 @@ fn scratch_dirs(mount: &Mount) -> String {
     run(Command::new(forebay()).args(["scratch", "list", "--mount"]).arg(mount.place.mnt()), CALL).ok().out
 }
 
+/// SEMANTICS 82: "The results of a job are committed however the job ended. With `when=success` they are committed only
+/// if its script ended with exit code 0; if that is not known, they stay in the scratch directory."
+///
 /// To an epilog, a job that was cancelled has the status of one that succeeded.
 #[test]
 fn results_that_only_success_makes_good_are_given_up_by_a_failed_job() {
@@ -93,7 +96,7 @@ fn results_that_only_success_makes_good_are_given_up_by_a_failed_job() {
     assert_eq!(fs::read_to_string(mount.pool("out")).unwrap(), format!("{failed}\n"));
 }
 
-/// Nothing is lost because the controller does not answer.
+/// SEMANTICS 82: "if that is not known, they stay in the scratch directory."
 #[test]
 fn results_stay_if_it_is_not_known_how_the_job_ended() {
     let mount = mount();
@@ -116,6 +119,8 @@ fn results_stay_if_it_is_not_known_how_the_job_ended() {
     slurm.kill_controller();
 }
 
+/// SEMANTICS 83: "Only `scancel --hurry` gives up results that are to be committed. What the job wrote to the mount is
+/// kept even then."
 #[test]
 fn only_a_hurried_cancel_gives_up_results() {
     let mount = mount();
@@ -178,6 +183,8 @@ fn jobs_with_one_profile_name_are_runs_of_one_job() {
     nothing_left(&slurm);
 }
 
+/// SEMANTICS 84: "A persistent directory belongs to one user and one node. It is there until a job of its user destroys
+/// it, and is not destroyed while another job uses it."
 #[test]
 fn a_persistent_directory_outlives_its_job_and_is_its_users_alone() {
     let mount = mount();
@@ -193,6 +200,9 @@ fn a_persistent_directory_outlives_its_job_and_is_its_users_alone() {
     let waits = "cat $FOREBAY_PERSISTENT_set/file; touch $FOREBAY_MOUNT/ran; while [ -e $FOREBAY_MOUNT/ran ]; do sleep .1; done";
     let user = slurm.submit(USER, &script(&mount, &uses, waits));
     slurm.wait("the job runs", || mount.path("ran").exists());
+    let other = slurm.submit(&["--uid=1"], &script(&mount, &uses, "true"));
+    slurm.wait_for(&other, "FAILED");
+    assert!(slurm.output(&other).contains("no such directory of user 1:"), "{}", slurm.output(&other));
     let destroys = ["#DW destroy_persistent name=set"];
     let job = slurm.submit(USER, &script(&mount, &destroys, "true"));
     slurm.wait_for(&job, "COMPLETED");

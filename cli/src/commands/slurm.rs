@@ -198,7 +198,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             Err(failure) => vec![failure.what.clone()],
         };
         if outcome.is_ok() {
-            let kept = staged.destroy_persistent(&entries);
+            let kept = destroy(&staged, entries, (begun + args.within).saturating_duration_since(Instant::now()));
             kept.iter().for_each(|why| output.note(format!("forebay: {}: {why}", job.allocation())));
             reasons.extend(kept);
         }
@@ -210,6 +210,18 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
     }
     outcome.map(|_| Exit::Done)
+}
+
+/// Removes the persistent directories that a job wants removed, for this time at most. Returns why some stay.
+fn destroy(staged: &StagedJob, entries: Vec<RegisteredMount>, left: Duration) -> Vec<String> {
+    if staged.record.request.staging.persistent.destroy.is_empty() {
+        return Vec::new();
+    }
+    let (done, answers) = channel();
+    let staged = staged.clone();
+    // If the time is up, no one waits for the answer.
+    std::thread::spawn(move || done.send(staged.destroy_persistent(&entries)));
+    answers.recv_timeout(left).unwrap_or_else(|_| vec!["destroy_persistent: not finished in time".to_owned()])
 }
 
 /// Returns the mounts that a prolog or an epilog works at.
