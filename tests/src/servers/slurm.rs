@@ -125,7 +125,7 @@ impl Slurm {
         fs::write(dir.join("slurm.conf"), text).unwrap();
         let second = has_second_node.then(|| {
             let script = SECOND_NODE.replace("PROGRAM", &forebay().display().to_string());
-            let script = script.replace("PLACE", &place.at("").display().to_string().trim_end_matches('/'));
+            let script = script.replace("PLACE", place.at("").display().to_string().trim_end_matches('/'));
             let mut command = Command::new("unshare");
             command.args(["--mount", "sh", "-c", &script]);
             SecondNode { slurmd: spawn(command, &log), mountpoint: mount.clone() }
@@ -362,7 +362,9 @@ impl SecondNode {
     /// Returns a command that runs the program under test where this node sees its mounts.
     fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--mount=/proc/{}/ns/mnt", self.slurmd.id())).arg(forebay());
+        let of = |name: &str| format!("/proc/{}/{name}", self.slurmd.id());
+        // The tests may run in another root directory than that of the namespace.
+        command.arg(format!("--mount={}", of("ns/mnt"))).arg(format!("--root={}", of("root"))).arg(forebay());
         command
     }
 
