@@ -28,6 +28,11 @@ pub fn array_index_of(shown: &str) -> Option<u64> {
     field(shown, "ArrayTaskId")?.parse().ok()
 }
 
+/// Reads the number of the array that a task belongs to. `None`: the job is no task of an array.
+pub fn array_job_of(shown: &str) -> Option<u64> {
+    field(shown, "ArrayJobId")?.parse().ok()
+}
+
 fn field<'a>(shown: &'a str, name: &str) -> Option<&'a str> {
     shown.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
@@ -46,7 +51,7 @@ mod tests {
             assert_eq!(outcome_of(&shown(code)), None);
         }
         assert_eq!(outcome_of("slurm_load_jobs error: Invalid job id specified"), None);
-        assert_eq!(array_index_of(&shown("0:0")), Some(12));
+        assert_eq!((array_index_of(&shown("0:0")), array_job_of(&shown("0:0"))), (Some(12), Some(6)));
         assert_eq!((array_index_of("JobId=7"), array_index_of("ArrayTaskId=1-20")), (None, None));
     }
 }

@@ -5,14 +5,13 @@
 
 use std::fmt::Write;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_daemon::{Failure, FailureKind};
-use forebay_slurm::directives::ProfileUse;
 use forebay_slurm::directives::{self, SCRIPT_BYTES_MAX, StagingRequest};
 use forebay_slurm::exchange::{Exchange, ExchangedRequest, MissingResults, NodeProgress, NodeReport};
-use forebay_slurm::outcome::{JobOutcome, array_index_of, outcome_of};
+use forebay_slurm::outcome::{JobOutcome, array_index_of, array_job_of, outcome_of};
 use forebay_system::mounts;
 
 use crate::args::{BurstBufferCommand, ExchangedJobArgs};
@@ -70,7 +69,9 @@ fn request(script: &Path) -> Result<Result<Option<StagingRequest>, String>, Fail
 }
 
 fn data_in(job: &ExchangedJobArgs, script: &Path, output: &Output) -> Result<Exit, Failure> {
-    let staging = match request(script)? {
+    let record = shown_job(&job.job).unwrap_or_default();
+    let script = array_script(script, &record).unwrap_or_else(|| script.to_owned());
+    let staging = match request(&script)? {
         Ok(staging) => staging.unwrap_or_default(),
         Err(reason) => return Ok(refused(&reason, output)),
     };
@@ -79,12 +80,19 @@ fn data_in(job: &ExchangedJobArgs, script: &Path, output: &Output) -> Result<Exi
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     // A prolog is not told.
-    let asks = staging.profile != ProfileUse::None;
-    let array_index = asks.then(|| shown_job(&job.job)).flatten().and_then(|shown| array_index_of(&shown));
+    let array_index = array_index_of(&record);
     let attempt = format!("{:x}-{:x}", now.as_micros(), std::process::id());
     Exchange::create(&job.exchange.exchange)?
         .put_request(&job.job, &ExchangedRequest { attempt, staging, array_index })?;
     Ok(Exit::Done)
+}
+
+/// Returns the script of an array if the one that Slurm names is missing: Slurm 24.11 names one of the task, but keeps
+/// one for all tasks.
+fn array_script(script: &Path, shown: &str) -> Option<PathBuf> {
+    let array = array_job_of(shown).filter(|_| !script.exists())?;
+    let state = script.ancestors().nth(3)?;
+    Some(state.join(format!("hash.{}/job.{array}/script", array % 10)))
 }
 
 /// Returns what Slurm shows of a job. `None`: it does not answer.
