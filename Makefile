@@ -100,7 +100,7 @@ test-kernels: build
 test-slurm24: $(TOOLS)/$(VERSITYGW)
 	@packaging/deps build test slurm24
 	@timeout --foreground 1200 tests/slurm24/root $(CACHE)/slurm24
-	@FOREBAY_RUNNER="$(CURDIR)/tests/slurm24/enter $(CACHE)/slurm24" timeout --foreground 7200 tests/run burst_buffer slurm
+	@FOREBAY_RUNNER="$(CURDIR)/tests/slurm24/enter $(CACHE)/slurm24" timeout --foreground 7200 tests/run burst_buffer burst_buffer_results burst_buffer_nodes slurm
 
 programs: $(TOOLS)/$(BPF_LINKER)
 	@ebpf/build-programs ebpf/programs.o

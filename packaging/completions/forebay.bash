@@ -2777,13 +2777,17 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__slurm__subcmd__bb__subcmd__teardown)
-            opts="-h --exchange --json --help"
+            opts="-h --exchange --hurry --wait --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --exchange)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -13,6 +13,9 @@ local settings = {
     data_out_wait = "60s",
 }
 
+-- Lua 5.1 has it as a global.
+local unpack = table.unpack or unpack
+
 local function quoted(text)
     return "'" .. tostring(text):gsub("'", "'\\''") .. "'"
 end
@@ -103,8 +106,13 @@ function slurm_bb_test_data_out()
     return slurm.SUCCESS
 end
 
-function slurm_bb_job_teardown(job_id)
-    return result("teardown", forebay("teardown", "--exchange", settings.exchange, job_id))
+-- `hurry`: the job was cancelled by `scancel --hurry`, or before it ran.
+function slurm_bb_job_teardown(job_id, _, hurry)
+    local words = { "--exchange", settings.exchange, "--wait", settings.data_out_wait, job_id }
+    if tostring(hurry) == "true" then
+        words[#words + 1] = "--hurry"
+    end
+    return result("teardown", forebay("teardown", unpack(words)))
 end
 
 -- `scontrol show bbstat`, which every user may run: reasons name files of other users. `forebay slurm bb status` shows

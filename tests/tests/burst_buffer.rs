@@ -130,7 +130,7 @@ fn a_directive_that_makes_no_sense_is_refused_at_the_submission() {
     let refused = slurm.try_submit(USER, &script(&mount, &directives, "true"));
     assert_ne!(refused.code, Some(0));
     assert!(refused.err.contains("line 2") && refused.err.contains("did you mean `jobdw`?"), "{refused}");
-    let refused = slurm.try_submit(USER, &script(&mount, &["#DW fb profile=mine"], "true"));
+    let refused = slurm.try_submit(USER, &script(&mount, &["#DW fb policy=mine"], "true"));
     assert!(refused.err.contains("not there yet"), "{refused}");
     nothing_left(&slurm);
     let check = run(slurm.command(forebay()).args(["slurm", "check"]), CALL);

@@ -166,6 +166,12 @@ pub enum BurstBufferCommand {
     Teardown {
         #[command(flatten)]
         job: ExchangedJobArgs,
+        /// Results that are not in the pool may be given up, as by `scancel --hurry`.
+        #[arg(long)]
+        hurry: bool,
+        /// How long to wait for the nodes of a job whose results are given up.
+        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration)]
+        wait: Duration,
     },
     /// Print the pool.
     Pools {

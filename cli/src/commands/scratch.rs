@@ -72,6 +72,17 @@ pub fn create_for(entry: &RegisteredMount, id: String, uid: u32, bytes: u64) -> 
     made.map(|dir| dir.path.into()).ok_or_else(|| Failure::new(FailureKind::Other, "no scratch directory was created"))
 }
 
+/// Returns the path of a scratch directory of a user.
+pub fn find(entry: &RegisteredMount, id: &str, uid: u32) -> Result<Option<PathBuf>, Failure> {
+    let all = dirs(entry, ScratchVerb::List)?;
+    Ok(all.into_iter().find(|dir| dir.id == id && dir.uid == uid).map(|dir| dir.path.into()))
+}
+
+/// Removes a scratch directory with everything in it.
+pub fn discard_at(entry: &RegisteredMount, id: String) -> Result<(), Failure> {
+    dirs(entry, ScratchVerb::Discard { id }).map(drop)
+}
+
 /// A user that the machine does not know has its number as its group.
 fn group(uid: u32, own: u32) -> Option<u32> {
     identity::group_of(uid).or((uid != own).then_some(uid))

@@ -1,20 +1,24 @@
 //! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
 
 mod burst_buffer;
+mod persistent;
 mod staging;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
+use forebay_slurm::directives::PERSISTENT_VARIABLES;
 use forebay_slurm::site::{self, Finding, Site};
 use forebay_slurm::{MountShare, SlurmJob};
 use forebay_system::mounts;
 
-use self::staging::{StagedJob, TaskView};
+use self::staging::{ResultsFate, StagedJob, TaskView};
 use super::allocation::send;
 use super::view;
 use crate::args::{HookArgs, SlurmCommand};
@@ -30,6 +34,12 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
 
 /// What the note about a view that a job does not get begins with: the job runs all the same.
 const NO_VIEW: &str = "no view: ";
+
+/// Nodes that read the same begin within this time, and not all at once.
+const JITTER_MS: u64 = 500;
+
+/// Why results that are wanted only from a job that succeeds stay where they are.
+const NO_OUTCOME: &str = "the controller has not told how the job ended: its results stay in the scratch directory";
 
 /// The largest file that is read as a script.
 const SCRIPT_BYTES: u64 = 1 << 20;
@@ -56,7 +66,7 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
 
 /// Stages what a job asks for by directives, and what earlier runs of it read.
 fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
-    let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
+    let (begun, mut job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
     let entries = entries(args)?;
     let found = StagedJob::requested(args, &job, &entries);
     // Without a record of the prolog, the tasks of a job that needs its stage-in do not run.
@@ -64,15 +74,28 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         output.note(format!("forebay: {}: what it asks for is not known: {}", job.allocation(), failure.what));
         None
     });
+    if let Some(staged) = &staged {
+        job.array_index = job.array_index.or(staged.record.request.array_index);
+        std::thread::sleep(staged.jitter(JITTER_MS).min(args.within / 4));
+    }
     let asked = staged.clone();
+    let staged_bytes = Arc::new(StagedBytes::default());
+    let counted = staged_bytes.clone();
+    let mounts = entries.len() as u64;
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
         let share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
-        let mut notes = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
-        if notes.is_empty() {
-            notes = views(job, &share, entry);
+        let begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        if let Some(bytes) = begun.staged_bytes {
+            counted.bytes.fetch_add(bytes, Ordering::Relaxed);
+            counted.mounts.fetch_add(1, Ordering::Release);
         }
-        Ok(notes)
+        Ok(if begun.notes.is_empty() { views(job, &share, entry) } else { begun.notes })
     });
+    let is_whole = staged_bytes.mounts.load(Ordering::Acquire) == mounts;
+    let bytes = is_whole.then(|| staged_bytes.bytes.load(Ordering::Relaxed));
+    if let Err(failure) = staging::note_staged(&args.records.records, &job.id, bytes) {
+        output.note(format!("forebay: {}: tasks do not get FOREBAY_STAGED: {}", job.allocation(), failure.what));
+    }
     if let Some(mut staged) = staged {
         let mut reasons = match &outcome {
             // What the profile names is staged as far as possible.
@@ -83,7 +106,7 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         reasons.extend(staged.strange_paths());
         if reasons.is_empty() {
             let left = (begun + args.within).saturating_duration_since(Instant::now());
-            reasons.extend(fill_scratch(&mut staged, &entries, left).err().map(|failure| failure.what));
+            reasons.extend(make_directories(&mut staged, &entries, left).err().map(|failure| failure.what));
         }
         reasons.iter().for_each(|why| output.note(format!("forebay: {}: stage-in: {why}", job.allocation())));
         if let Err(failure) = staged.staged(reasons) {
@@ -91,6 +114,14 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
     }
     outcome.map(|_| Exit::Done)
+}
+
+/// What was staged for a job on this node.
+#[derive(Default)]
+struct StagedBytes {
+    bytes: AtomicU64,
+    /// Mounts whose staging has ended.
+    mounts: AtomicU64,
 }
 
 /// Shows what a job asks for as views. Returns why it will be read through the mount instead.
@@ -107,9 +138,10 @@ fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<Str
     share.views.iter().filter_map(not_shown).collect()
 }
 
-/// Creates and fills the scratch directory of a job, for this time at most.
-fn fill_scratch(staged: &mut StagedJob, entries: &[RegisteredMount], left: Duration) -> Result<(), Failure> {
-    if staged.record.request.staging.scratch_bytes.is_none() {
+/// Creates the directories of a job, and fills its scratch directory, for this time at most.
+fn make_directories(staged: &mut StagedJob, entries: &[RegisteredMount], left: Duration) -> Result<(), Failure> {
+    let staging = &staged.record.request.staging;
+    if staging.scratch_bytes.is_none() && !staging.persistent.is_needed() {
         return Ok(());
     }
     let mount = staged.record.scratch_mount.as_deref();
@@ -117,8 +149,10 @@ fn fill_scratch(staged: &mut StagedJob, entries: &[RegisteredMount], left: Durat
     let entry = entry.ok_or_else(|| Failure::new(FailureKind::NoDaemon, "no mount for a scratch directory"))?;
     let (done, answers) = channel();
     let (mut filled, until) = (staged.clone(), Instant::now() + left.saturating_sub(ANSWER));
+    let entries = entries.to_vec();
     std::thread::spawn(move || {
-        let outcome = filled.fill_scratch(&entry, until);
+        let made = filled.open_persistent(&entry, &entries);
+        let outcome = made.and_then(|()| filled.fill_scratch(&entry, until));
         // If the time is up, no one waits for the answer.
         let _ = done.send(outcome.map(|()| filled));
     });
@@ -135,27 +169,59 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         output.note(format!("forebay: {}: what it asked for is not known: {}", job.allocation(), failure.what));
         None
     });
+    // The controller tells soon, or not at all.
+    let fate = staged.as_ref().map_or(ResultsFate::Kept, |staged| staged.fate(begun + args.within / 2));
     let asked = staged.clone();
-    let outcome = at_mounts(&job, entries, begun, args.within, output, move |job, entry, until| {
+    let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
         let send = |verb| send(entry, &job.allocation(), verb);
+        if fate == ResultsFate::GivenUp {
+            return forebay_slurm::give_up(send);
+        }
         let has_scratch = |staged: &&StagedJob| staged.record.scratch_mount.as_deref() == Some(entry.mountpoint());
         let here = asked.as_ref().filter(has_scratch);
-        let mut notes = here.map_or_else(Vec::new, StagedJob::commit);
+        let mut notes = match fate {
+            ResultsFate::Kept => here.map_or_else(Vec::new, StagedJob::commit),
+            ResultsFate::Unknown => here.map_or_else(Vec::new, |_| vec![NO_OUTCOME.to_owned()]),
+            ResultsFate::Refused | ResultsFate::GivenUp => Vec::new(),
+        };
         // The end of the write-back would discard the scratch directory, with the results that were not committed.
         let keeps_scratch = !notes.is_empty() && here.is_some_and(|staged| !staged.has_empty_scratch());
         notes.extend(if keeps_scratch { forebay_slurm::end(send)? } else { forebay_slurm::epilog(job, until, send)? });
         Ok(notes)
     });
+    if let Err(failure) = staging::forget_staged(&args.records.records, &job.id) {
+        output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
+    }
     if let Some(staged) = staged {
-        let reasons = match &outcome {
+        let mut reasons = match &outcome {
             Ok(notes) => notes.clone(),
             Err(failure) => vec![failure.what.clone()],
         };
-        if let Err(failure) = staged.written_back(reasons) {
+        if outcome.is_ok() {
+            let kept = destroy(&staged, entries, (begun + args.within).saturating_duration_since(Instant::now()));
+            kept.iter().for_each(|why| output.note(format!("forebay: {}: {why}", job.allocation())));
+            reasons.extend(kept);
+        }
+        if fate == ResultsFate::Refused {
+            output.note(format!("forebay: {}: it failed: its results are given up (when=success)", job.allocation()));
+        }
+        if let Err(failure) = staged.written_back(fate, reasons) {
             output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
         }
     }
     outcome.map(|_| Exit::Done)
+}
+
+/// Removes the persistent directories that a job wants removed, for this time at most. Returns why some stay.
+fn destroy(staged: &StagedJob, entries: Vec<RegisteredMount>, left: Duration) -> Vec<String> {
+    if staged.record.request.staging.persistent.destroy.is_empty() {
+        return Vec::new();
+    }
+    let (done, answers) = channel();
+    let staged = staged.clone();
+    // If the time is up, no one waits for the answer.
+    std::thread::spawn(move || done.send(staged.destroy_persistent(&entries)));
+    answers.recv_timeout(left).unwrap_or_else(|_| vec!["destroy_persistent: not finished in time".to_owned()])
 }
 
 /// Returns the mounts that a prolog or an epilog works at.
@@ -253,6 +319,14 @@ fn task_prolog(mount: Option<&Path>, view: &TaskView, output: &Output) -> Result
         for name in ["FOREBAY_JOB_DIR", "DW_JOB_STRIPED", "DW_JOB_PRIVATE"] {
             output.line(format!("export {name}={}", dir.display()));
         }
+    }
+    for (name, dir) in &view.persistent {
+        for prefix in PERSISTENT_VARIABLES {
+            output.line(format!("export {prefix}{name}={}", dir.display()));
+        }
+    }
+    if let Some(bytes) = view.staged_bytes {
+        output.line(format!("export FOREBAY_STAGED={bytes}"));
     }
     let all = mounts::list().map_err(|e| Failure::io("cannot list the mounts", &e))?;
     // Any user can mount, but only root's mount is meant for all.

@@ -8,9 +8,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+mod persistent;
 mod value;
 mod words;
 
+pub use persistent::{DirectoryAccess, PersistentDir, PersistentRequest};
+pub use value::PERSISTENT_VARIABLES;
 use value::{ScratchPath, absolute, duration_secs, is_scratch, scratch_path, size_bytes};
 use words::unknown;
 
@@ -42,8 +45,14 @@ pub struct StagingRequest {
     /// What is committed from the scratch directory when the job has ended.
     #[serde(default)]
     pub copy_out: Vec<ScratchCopy>,
+    /// Whether the results of a job that failed are committed.
+    #[serde(default)]
+    pub when: CommitWhen,
     #[serde(default)]
     pub profile: ProfileUse,
+    /// Directories on the nodes that outlive the job.
+    #[serde(default)]
+    pub persistent: PersistentRequest,
     /// Seconds until the leases end, whatever becomes of the job.
     #[serde(default)]
     pub lease_secs: Option<u64>,
@@ -52,7 +61,12 @@ pub struct StagingRequest {
 impl StagingRequest {
     /// Returns whether the job must not start before something was staged.
     pub fn needs_staging(&self) -> bool {
-        !self.stage_in.is_empty() || self.scratch_bytes.is_some()
+        !self.stage_in.is_empty() || self.scratch_bytes.is_some() || self.persistent.is_needed()
+    }
+
+    /// Returns whether it depends on the end of the job what becomes of its results.
+    pub fn needs_outcome(&self) -> bool {
+        self.when == CommitWhen::Success && !self.copy_out.is_empty()
     }
 }
 
@@ -75,12 +89,24 @@ pub enum SourceKind {
 }
 
 /// Whether what earlier runs of the job read is staged as well.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProfileUse {
     #[default]
     Auto,
     None,
+    /// All jobs of the user that give this name are runs of one job.
+    Named(String),
+}
+
+/// How a job has to end so that its results are committed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommitWhen {
+    #[default]
+    Always,
+    /// The job's script ended with exit code 0.
+    Success,
 }
 
 /// What is wrong with a line of a job script.
@@ -173,7 +199,17 @@ fn directives(script: &str) -> Result<Vec<(usize, String)>, DirectiveError> {
     Ok(found)
 }
 
-const DIRECTIVES: [&str; 6] = ["jobdw", "stage_in", "stage_out", "copy_in", "copy_out", "fb"];
+const DIRECTIVES: [&str; 9] = [
+    "jobdw",
+    "stage_in",
+    "stage_out",
+    "copy_in",
+    "copy_out",
+    "persistentdw",
+    "create_persistent",
+    "destroy_persistent",
+    "fb",
+];
 
 fn read(text: &str, request: &mut StagingRequest) -> Result<(), String> {
     let mut words = text.split_whitespace();
@@ -194,9 +230,7 @@ fn read(text: &str, request: &mut StagingRequest) -> Result<(), String> {
             Ok(())
         }
         "fb" => fb(&options, request),
-        "persistentdw" | "create_persistent" | "destroy_persistent" => {
-            Err(format!("`{directive}` is not there yet: a scratch directory ends with its job"))
-        }
+        "persistentdw" | "create_persistent" | "destroy_persistent" => request.persistent.read(directive, &options),
         "view" => Err("`view` is an option of fb: #DW fb view=PATH".into()),
         "swap" => Err("`swap` is not there: Forebay has no swap space".into()),
         "" => Err(format!("a directive is missing behind {MARK}: one of {}", DIRECTIVES.join(", "))),
@@ -286,20 +320,18 @@ fn fb(options: &[WordPair<'_>], request: &mut StagingRequest) -> Result<(), Stri
                 request.views.push(absolute(text)?);
             }
             "scratch" => scratch(size_bytes(name, text)?, request)?,
-            "profile" if !["auto", "none"].contains(text) => {
-                return Err(format!(
-                    "profile={}: profiles with names are not there yet; profile=auto or profile=none",
-                    value::shown(text)
-                ));
+            "profile" => {
+                request.profile = match *text {
+                    "auto" => ProfileUse::Auto,
+                    "none" => ProfileUse::None,
+                    named => ProfileUse::Named(value::profile_name(named)?),
+                }
             }
-            "profile" => request.profile = if *text == "none" { ProfileUse::None } else { ProfileUse::Auto },
             "lease" => request.lease_secs = Some(duration_secs(text)?),
-            "when" if *text == "success" => {
-                return Err(
-                    "when=success is not there yet: an epilog does not know how a job ended; when=always".into()
-                );
+            "when" => {
+                value::one_of(name, text, &["always", "success"])?;
+                request.when = if *text == "success" { CommitWhen::Success } else { CommitWhen::Always };
             }
-            "when" => value::one_of(name, text, &["always"])?,
             "policy" => return Err("policy= is not there yet: the administrator's policy holds for all jobs".into()),
             _ => return Err(unknown("option of fb", name, &OPTIONS)),
         }

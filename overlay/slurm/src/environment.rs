@@ -19,6 +19,11 @@ pub struct SlurmJob {
     pub comment: String,
     /// How often it was requeued.
     pub requeues: u64,
+    /// Its number in an array, if that is known.
+    pub array_index: Option<u64>,
+    /// The status of its script, as `wait(2)` returns it. Only an epilog has it, and 0 also stands for a job that Slurm
+    /// ends before its script has ended.
+    pub wait_status: Option<u32>,
 }
 
 impl SlurmJob {
@@ -41,6 +46,8 @@ impl SlurmJob {
             work_dir: given("SLURM_JOB_WORK_DIR").unwrap_or_default(),
             comment: given("SLURM_JOB_COMMENT").unwrap_or_default(),
             requeues: given("SLURM_JOB_RESTART_COUNT").and_then(|count| count.parse().ok()).unwrap_or(0),
+            array_index: given("SLURM_ARRAY_TASK_ID").and_then(|index| index.parse().ok()),
+            wait_status: given("SLURM_JOB_EXIT_CODE").and_then(|status| status.parse().ok()),
         })
     }
 
@@ -54,13 +61,27 @@ impl SlurmJob {
     /// words of the comment are the arguments. The first word stands for the program, and has no slash, since only the
     /// last component of a program's path counts.
     pub fn invocation(&self) -> Invocation {
-        let program = format!("slurm{}", self.work_dir.replace('/', ":"));
+        self.as_program(format!("slurm{}", self.work_dir.replace('/', ":")))
+    }
+
+    /// Returns what makes two jobs with `profile=NAME` the same job again: the user and the name, whatever their
+    /// directories are.
+    pub fn named_invocation(&self, name: &str) -> Invocation {
+        // The numbers in a program's name do not count, but they do count in this name.
+        let digits: u64 =
+            name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let letters: String = (0..8).map(|at| char::from(b'a' + (digits >> (at * 8)) as u8 % 26)).collect();
+        let mark = if name.bytes().any(|b| b.is_ascii_digit()) { format!("@{letters}") } else { String::new() };
+        self.as_program(format!("slurm@{name}{mark}"))
+    }
+
+    fn as_program(&self, program: String) -> Invocation {
         let arguments = self.comment.split_whitespace().map(str::to_owned);
         Invocation {
             user: self.uid,
             account: self.account.clone(),
             words: std::iter::once(program).chain(arguments).collect(),
-            array_index: None,
+            array_index: self.array_index,
         }
     }
 }
@@ -80,7 +101,11 @@ impl JobNode {
         let host = host.split('.').next().unwrap_or_default();
         Self {
             name: given("SLURMD_NODENAME").unwrap_or_else(|| host.to_owned()),
-            nodes: given("SLURM_JOB_NODELIST").map_or(1, |list| count_hosts(&list)),
+            // Slurm 22.05 gives the list of nodes to hooks under its older name.
+            nodes: ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+                .into_iter()
+                .find_map(given)
+                .map_or(1, |list| count_hosts(&list)),
         }
     }
 }
@@ -153,6 +178,18 @@ mod tests {
     }
 
     #[test]
+    fn jobs_of_one_name_are_one_job_whatever_their_directory_is() {
+        let of = |dir: &str, name: &str| {
+            let variables = [("SLURM_JOB_ID", "1"), ("SLURM_JOB_UID", "1"), ("SLURM_JOB_WORK_DIR", dir)];
+            job(&variables).unwrap().named_invocation(name).signature()
+        };
+        assert_eq!(of("/a/x", "train").as_str(), "1 - slurm@train");
+        assert_eq!(of("/a/x", "resnet50"), of("/b/y", "resnet50"));
+        assert_eq!(of("/a", "resnet50").similarity(&of("/a", "resnet101")), 0.0);
+        assert_eq!(of("/a", "train").similarity(&of("/a", "test")), 0.0);
+    }
+
+    #[test]
     fn the_nodes_of_a_job_are_counted() {
         for (list, count) in [("n1", 1), ("n[1-3,07],login", 5), ("r[1-2]n[1-4]", 8), ("a,b,c", 3), ("n[", 1), ("", 1)]
         {
@@ -160,5 +197,7 @@ mod tests {
         }
         let node = JobNode::of(|name| (name == "SLURM_JOB_NODELIST").then(|| "n[0-1]".into()), "n1.site.org");
         assert_eq!(node, JobNode { name: "n1".into(), nodes: 2 });
+        let node = JobNode::of(|name| (name == "SLURM_NODELIST").then(|| "n[0-2]".into()), "n1");
+        assert_eq!(node.nodes, 3, "Slurm 22.05");
     }
 }

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::directives::StagingRequest;
+use crate::outcome::JobOutcome;
 
 /// Where the exchange directory is, unless Slurm's scripts name another one.
 pub const EXCHANGE_DIR: &str = "/var/spool/forebay/slurm";
@@ -25,6 +26,7 @@ const KEPT_MAX: usize = 256;
 const REASONS_MAX: usize = 32;
 const REASON_BYTES_MAX: usize = 1024;
 const REQUEST: &str = "request.json";
+const OUTCOME: &str = "outcome.json";
 
 /// What the controller tells the nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,16 @@ pub struct ExchangedRequest {
     /// The name of this attempt: another one if the job is requeued.
     pub attempt: String,
     pub staging: StagingRequest,
+    /// The number of the job in its array.
+    #[serde(default)]
+    pub array_index: Option<u64>,
+}
+
+/// How an attempt of a job ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ExchangedOutcome {
+    attempt: String,
+    outcome: JobOutcome,
 }
 
 /// How far a node is with a job.
@@ -40,16 +52,20 @@ pub struct ExchangedRequest {
 pub enum NodeProgress {
     Staged,
     StageInFailed,
+    /// All processes of the job are gone, and it depends on the outcome of the job what becomes of its results.
+    Ended,
     /// All results are in the pool.
     WrittenBack,
     /// Something is not in the pool.
     ResultsMissing,
+    /// The results were given up, as the job asked, or `scancel --hurry`.
+    GivenUp,
 }
 
 impl NodeProgress {
     /// Returns whether the job has ended on the node.
     pub fn is_over(self) -> bool {
-        matches!(self, Self::WrittenBack | Self::ResultsMissing)
+        matches!(self, Self::WrittenBack | Self::ResultsMissing | Self::GivenUp)
     }
 }
 
@@ -137,6 +153,29 @@ impl Exchange {
         check_job(job)?;
         let dir = self.job_dir(job);
         self.get(&dir.join(REQUEST))
+    }
+
+    /// Tells the nodes how an attempt ended. A job that is torn down is not told.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn put_outcome(&self, job: &str, attempt: &str, outcome: JobOutcome) -> Result<(), Failure> {
+        check_job(job)?;
+        let dir = self.job_dir(job);
+        match put(&dir, OUTCOME, &ExchangedOutcome { attempt: attempt.to_owned(), outcome }) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            written => written.map_err(|e| Failure::io(dir.display(), &e)),
+        }
+    }
+
+    /// Returns how an attempt ended, if the controller has told.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn outcome(&self, job: &str, attempt: &str) -> Result<Option<JobOutcome>, Failure> {
+        check_job(job)?;
+        let told: Option<ExchangedOutcome> = self.get(&self.job_dir(job).join(OUTCOME))?;
+        Ok(told.filter(|told| told.attempt == attempt).map(|told| told.outcome))
     }
 
     /// A job that is torn down gets no report.
@@ -351,7 +390,7 @@ mod tests {
     }
 
     fn request(attempt: &str) -> ExchangedRequest {
-        ExchangedRequest { attempt: attempt.into(), staging: StagingRequest::default() }
+        ExchangedRequest { attempt: attempt.into(), staging: StagingRequest::default(), array_index: None }
     }
 
     fn report(node: &str, attempt: &str) -> NodeReport {
@@ -377,8 +416,14 @@ mod tests {
         let nodes: Vec<String> = exchange.reports("7", "x").unwrap().into_iter().map(|report| report.node).collect();
         assert_eq!(nodes, ["n1", "n2"]);
         assert_eq!(exchange.jobs().unwrap(), ["7"]);
+        assert_eq!(exchange.outcome("7", "x").unwrap(), None);
+        exchange.put_outcome("7", "x", JobOutcome::Failed).unwrap();
+        assert_eq!(exchange.outcome("7", "x").unwrap(), Some(JobOutcome::Failed));
+        assert_eq!(exchange.outcome("7", "next").unwrap(), None, "it is of another attempt");
+        assert_eq!(exchange.reports("7", "x").unwrap().len(), 2);
         exchange.remove("7").unwrap();
         exchange.remove("7").unwrap();
+        exchange.put_outcome("7", "x", JobOutcome::GivenUp).unwrap();
         assert_eq!(std::fs::read_dir(&exchange.dir).unwrap().count(), 0);
     }
 

@@ -6,6 +6,7 @@
 //! | `phases` | what a prolog and an epilog do at one mount |
 //! | `directives` | the `#DW` lines of a job script, as a request |
 //! | `exchange` | what the controller and the nodes of a job tell each other |
+//! | `outcome` | how a job ended, and what becomes of its results |
 //! | `site` | checks the configuration of Slurm |
 //!
 //! Slurm's own promises, which these calls rely on (prolog_epilog guide of Slurm 22.05 and 24.11): a prolog runs as
@@ -15,8 +16,9 @@
 pub mod directives;
 mod environment;
 pub mod exchange;
+pub mod outcome;
 mod phases;
 pub mod site;
 
 pub use environment::{JobNode, SlurmJob, job_name};
-pub use phases::{MountShare, end, epilog, prolog};
+pub use phases::{MountShare, Prologue, end, epilog, give_up, prolog};

@@ -28,19 +28,29 @@ pub struct MountShare {
     pub lease_secs: Option<u64>,
 }
 
-/// Stages what the job will read, until it is resident or the time is up, and starts the job. Returns what was not done
-/// as requested.
+/// What a prolog has done at a mount.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prologue {
+    /// What was not done as requested.
+    pub notes: Vec<String>,
+    /// Bytes that were staged for the job. `None`: the staging has not ended.
+    pub staged_bytes: Option<u64>,
+}
+
+/// Stages what the job will read, until it is resident or the time is up, and starts the job.
 ///
 /// # Errors
 /// The node is broken.
-pub fn prolog<S>(job: &SlurmJob, share: &MountShare, until: Instant, send: S) -> Result<Vec<String>, Failure>
+pub fn prolog<S>(job: &SlurmJob, share: &MountShare, until: Instant, send: S) -> Result<Prologue, Failure>
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
     let mut notes = Vec::new();
     note(send(AllocationVerb::Begin(request(job, share))), &mut notes)?;
     note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes)?;
-    match wait(until, &send, &mut notes)? {
+    let known = wait(until, &send, &mut notes)?;
+    let staged_bytes = known.as_ref().filter(|known| !known.is_staging).map(|known| known.staged.bytes);
+    match known {
         Some(Allocation { is_staging: true, .. }) => {
             notes.push("the time for staging is up: the job starts, and staging goes on".into());
         }
@@ -49,7 +59,7 @@ where
     }
     let members = Members::SlurmSteps { job: job.id.clone() };
     note(send(AllocationVerb::Start { members }), &mut notes)?;
-    Ok(notes)
+    Ok(Prologue { notes, staged_bytes })
 }
 
 /// Ends the job, and writes back what it wrote, until that is in the pool or the time is up. Returns what was not done
@@ -95,12 +105,32 @@ where
     Ok(notes)
 }
 
+/// Gives up what the job has in its scratch directory. What it wrote to the mount is flushed by policy. Returns what was
+/// not done as requested.
+///
+/// # Errors
+/// The node is broken.
+pub fn give_up<S>(send: S) -> Result<Vec<String>, Failure>
+where
+    S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
+{
+    let mut notes = Vec::new();
+    // Nothing is observed of the job after its end, but it is learned from what was.
+    note(send(AllocationVerb::End), &mut notes)?;
+    note(send(AllocationVerb::Teardown), &mut notes)?;
+    Ok(notes)
+}
+
 fn request(job: &SlurmJob, share: &MountShare) -> AllocationRequest {
     AllocationRequest {
         uid: Some(job.uid),
         stage_in: share.stage_in.clone(),
         stage_out: share.stage_out.clone(),
-        invocation: (share.profile == ProfileUse::Auto).then(|| job.invocation()),
+        invocation: match &share.profile {
+            ProfileUse::Auto => Some(job.invocation()),
+            ProfileUse::Named(name) => Some(job.named_invocation(name)),
+            ProfileUse::None => None,
+        },
         lease_secs: share.lease_secs,
         requeues: job.requeues,
     }
@@ -145,7 +175,9 @@ mod tests {
     use super::*;
 
     fn job() -> SlurmJob {
-        SlurmJob { id: "7".into(), uid: 1, account: None, work_dir: "/w".into(), comment: String::new(), requeues: 0 }
+        let variables = [("SLURM_JOB_ID", "7"), ("SLURM_JOB_UID", "1"), ("SLURM_JOB_WORK_DIR", "/w")];
+        let of = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        SlurmJob::of(of).unwrap()
     }
 
     fn allocation(phase: AllocationPhase, reason: Option<&str>) -> Allocation {
@@ -183,7 +215,7 @@ mod tests {
     /// Runs the prolog with a daemon that answers like this. Returns the verbs and the outcome.
     fn run(
         answer: impl Fn(&str) -> Result<Option<Allocation>, Failure>,
-    ) -> (Vec<&'static str>, Result<Vec<String>, Failure>) {
+    ) -> (Vec<&'static str>, Result<Prologue, Failure>) {
         let verbs = RefCell::new(Vec::new());
         let outcome = prolog(&job(), &MountShare::default(), Instant::now(), |verb| {
             verbs.borrow_mut().push(name(&verb));
@@ -196,16 +228,20 @@ mod tests {
     fn a_job_starts_although_its_staging_fails_or_takes_too_long() {
         let failed = run(|_| Ok(Some(allocation(AllocationPhase::Failed, Some("the pool does not answer")))));
         assert_eq!(failed.0, ["begin", "stage-in", "ready", "start"]);
-        assert_eq!(failed.1.unwrap(), ["the pool does not answer"]);
+        assert_eq!(failed.1.unwrap().notes, ["the pool does not answer"]);
         let late = run(|_| Ok(Some(allocation(AllocationPhase::StagingIn, None))));
         assert_eq!(late.0.last(), Some(&"start"));
-        assert_eq!(late.1.unwrap().len(), 1);
+        let late = late.1.unwrap();
+        assert_eq!((late.notes.len(), late.staged_bytes), (1, None));
+        let staged = TransferCounts { files: 1, bytes: 9, failed: 0 };
+        let ready = run(|_| Ok(Some(Allocation { staged, ..allocation(AllocationPhase::Ready, None) })));
+        assert_eq!(ready.1.unwrap(), Prologue { notes: Vec::new(), staged_bytes: Some(9) });
         let refused = run(|verb| match verb {
             "begin" | "stage-in" | "ready" => Err(Failure::new(FailureKind::Busy, "too many")),
             _ => Ok(Some(allocation(AllocationPhase::Running, None))),
         });
         assert_eq!(refused.0.last(), Some(&"start"));
-        assert_eq!(refused.1.unwrap()[0], "too many");
+        assert_eq!(refused.1.unwrap().notes[0], "too many");
     }
 
     #[test]
@@ -229,6 +265,10 @@ mod tests {
         .unwrap();
         let request = begun.into_inner().unwrap();
         assert_eq!((request.uid, request.requeues, request.invocation), (Some(1), 3, Some(job.invocation())));
+        let named = MountShare { profile: ProfileUse::Named("train".into()), ..MountShare::default() };
+        assert_eq!(super::request(&job, &named).invocation, Some(job.named_invocation("train")));
+        let none = MountShare { profile: ProfileUse::None, ..MountShare::default() };
+        assert_eq!(super::request(&job, &none).invocation, None);
     }
 
     #[test]

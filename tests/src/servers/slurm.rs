@@ -13,14 +13,34 @@ use crate::process::{self, Answer, forebay};
 
 const CALL: Duration = Duration::from_secs(60);
 
-/// A controller and a node `n1`.
+/// A controller and a node `n1`, perhaps also a node `n2`.
 #[derive(Debug)]
 pub struct Slurm {
     dir: PathBuf,
     munged: Child,
     controller: Option<Child>,
     node: Child,
+    second: Option<SecondNode>,
 }
+
+/// A node with a mount table of its own. It has another fast pool, and another mount of the same pool, at the same paths.
+#[derive(Debug)]
+struct SecondNode {
+    slurmd: Child,
+    mountpoint: PathBuf,
+}
+
+/// What a second node does before its slurmd begins. PLACE is the directory of the place.
+const SECOND_NODE: &str = "set -e
+mount --make-rprivate /
+umount --lazy PLACE/mnt
+mkdir -p PLACE/fast-n2 PLACE/slurm/records PLACE/slurm/records-n2
+chmod 701 PLACE/fast-n2
+mount --bind PLACE/fast-n2 PLACE/fast
+mount --bind PLACE/slurm/records-n2 PLACE/slurm/records
+mount -t tmpfs -o mode=755 tmpfs /run/forebay
+PROGRAM mount PLACE/pool PLACE/mnt --fast PLACE/fast --limit 2G --policy PLACE/policy.toml -o allow_other
+exec slurmd -D -N n2 -f PLACE/slurm/slurm.conf";
 
 /// The scripts that `packaging/slurm` has for a site.
 const HOOKS: [&str; 3] = ["prolog", "epilog", "task-prolog"];
@@ -50,16 +70,22 @@ impl Slurm {
     /// Starts all daemons. Prolog, Epilog and TaskProlog are those of `packaging/slurm`, for the program under test and
     /// one mount. `within` limits the time of the first two.
     pub fn start(place: &Place, within: &str) -> Self {
-        Self::start_with(place, within, false)
+        Self::start_with(place, within, false, false)
     }
 
     /// Like [`Self::start`], with `burst_buffer.lua` of `packaging/slurm`.
     pub fn with_burst_buffer(place: &Place, within: &str) -> Self {
         process::need(&["lua5.4"]);
-        Self::start_with(place, within, true)
+        Self::start_with(place, within, true, false)
     }
 
-    fn start_with(place: &Place, within: &str, has_burst_buffer: bool) -> Self {
+    /// Like [`Self::with_burst_buffer`], with a second node, which mounts the pool of the place with its policy.
+    pub fn with_two_nodes(place: &Place, within: &str) -> Self {
+        process::need(&["lua5.4", "unshare", "nsenter"]);
+        Self::start_with(place, within, true, true)
+    }
+
+    fn start_with(place: &Place, within: &str, has_burst_buffer: bool, has_second_node: bool) -> Self {
         let (dir, mount) = (&place.at("slurm"), &place.mnt());
         process::need(&["munged", "slurmctld", "slurmd", "sbatch"]);
         let make = |name: &str, mode: u32| {
@@ -68,7 +94,7 @@ impl Slurm {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         };
         make("", 0o755);
-        ["munge", "state", "spool"].iter().for_each(|name| make(name, 0o755));
+        ["munge", "state", "spool-n1", "spool-n2"].iter().for_each(|name| make(name, 0o755));
         // The output of jobs of all users.
         make("log", 0o777);
         // Every user can run it.
@@ -91,13 +117,21 @@ impl Slurm {
         let log = dir.join("log/started");
         let munged = spawn(munged, &log);
         wait_until("munged", &log, || dir.join("munge/socket").exists());
-        let mut text = configuration(dir);
+        let mut text = configuration(dir, has_second_node);
         if has_burst_buffer {
             write_burst_buffer(dir, &program);
             text.push_str("BurstBufferType=burst_buffer/lua\n");
         }
         fs::write(dir.join("slurm.conf"), text).unwrap();
-        let mut slurm = Self { munged, controller: None, node: spawn(slurmd(dir), &log), dir: dir.to_owned() };
+        let second = has_second_node.then(|| {
+            let script = SECOND_NODE.replace("PROGRAM", &forebay().display().to_string());
+            let script = script.replace("PLACE", place.at("").display().to_string().trim_end_matches('/'));
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", &script]);
+            SecondNode { slurmd: spawn(command, &log), mountpoint: mount.clone() }
+        });
+        let node = spawn(slurmd(dir), &log);
+        let mut slurm = Self { munged, controller: None, node, second, dir: dir.to_owned() };
         slurm.start_controller();
         slurm.wait_until_idle();
         slurm
@@ -147,6 +181,15 @@ impl Slurm {
     pub fn wait_until_idle(&self) {
         // Not `IDLE+COMPLETING`: an epilog runs.
         self.wait("the node is idle", || self.node().0 == "IDLE");
+        if self.second.is_some() {
+            self.wait("the second node is idle", || self.field("node", "n2", "State") == "IDLE");
+        }
+    }
+
+    /// Runs the program under test on the second node.
+    pub fn on_second_node(&self, arguments: &[&str]) -> Answer {
+        let second = self.second.as_ref().expect("there is a second node");
+        process::run(second.command().args(arguments), CALL)
     }
 
     /// Returns a command that finds this Slurm.
@@ -224,8 +267,8 @@ impl Slurm {
 
     /// Returns what all daemons and hooks have logged.
     pub fn log(&self) -> String {
-        let logs =
-            ["slurmctld", "slurmd", "hooks", "job-1", "job-2", "job-3"].map(|name| self.dir.join("log").join(name));
+        let logs = ["started", "slurmctld", "slurmd-n1", "slurmd-n2", "hooks", "job-1", "job-2", "job-3"]
+            .map(|name| self.dir.join("log").join(name));
         logs.map(|log| fs::read_to_string(log).unwrap_or_default()).join("\n")
     }
 
@@ -305,12 +348,30 @@ impl Drop for Slurm {
         let _ =
             rustix::process::kill_process(rustix::process::Pid::from_child(&self.node), rustix::process::Signal::TERM);
         process::wait(&mut self.node, Duration::from_secs(20));
+        self.second.iter_mut().for_each(SecondNode::stop);
         end(&mut self.node);
         self.kill_controller();
         end(&mut self.munged);
         for step in self.steps() {
             let _ = rustix::process::kill_process(step, rustix::process::Signal::KILL);
         }
+    }
+}
+
+impl SecondNode {
+    /// Returns a command that runs the program under test where this node sees its mounts.
+    fn command(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        let of = |name: &str| format!("/proc/{}/{name}", self.slurmd.id());
+        // The tests may run in another root directory than that of the namespace.
+        command.arg(format!("--mount={}", of("ns/mnt"))).arg(format!("--root={}", of("root"))).arg(forebay());
+        command
+    }
+
+    fn stop(&mut self) {
+        // The mount is in the namespace of slurmd.
+        process::run(self.command().arg("umount").arg(&self.mountpoint), CALL);
+        end(&mut self.slurmd);
     }
 }
 
@@ -388,11 +449,16 @@ fn write_burst_buffer(dir: &Path, program: &Path) {
     copy("burst_buffer.conf", &[("#PollInterval=10", poll.to_owned())]);
 }
 
-fn configuration(dir: &Path) -> String {
+fn configuration(dir: &Path, has_second_node: bool) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host = host.split('.').next().unwrap_or("localhost").to_owned();
-    let (controller, node) = (free_port(), free_port());
+    let (controller, node, second) = (free_port(), free_port(), free_port());
     let at = dir.display();
+    let size = "CPUs=2 RealMemory=1000 State=UNKNOWN";
+    let other = match has_second_node {
+        true => format!("NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} {size}\n"),
+        false => String::new(),
+    };
     format!(
         "ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -403,11 +469,11 @@ AuthType=auth/munge
 AuthInfo=socket={at}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={at}/state
-SlurmdSpoolDir={at}/spool
+SlurmdSpoolDir={at}/spool-%n
 SlurmctldPidFile={at}/slurmctld.pid
-SlurmdPidFile={at}/slurmd.pid
+SlurmdPidFile={at}/slurmd-%n.pid
 SlurmctldLogFile={at}/log/slurmctld
-SlurmdLogFile={at}/log/slurmd
+SlurmdLogFile={at}/log/slurmd-%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -423,7 +489,7 @@ Prolog={at}/prolog
 Epilog={at}/epilog
 TaskProlog={at}/task-prolog
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=2 RealMemory=1000 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{other}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 "
     )
 }

@@ -5,12 +5,13 @@
 
 use std::fmt::Write;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_daemon::{Failure, FailureKind};
 use forebay_slurm::directives::{self, SCRIPT_BYTES_MAX, StagingRequest};
 use forebay_slurm::exchange::{Exchange, ExchangedRequest, MissingResults, NodeProgress, NodeReport};
+use forebay_slurm::outcome::{JobOutcome, array_index_of, array_job_of, outcome_of};
 use forebay_system::mounts;
 
 use crate::args::{BurstBufferCommand, ExchangedJobArgs};
@@ -20,6 +21,8 @@ use crate::values::shown;
 
 /// How often the reports of nodes are looked for.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long slurmctld may take to show a job, in seconds.
+const SHOW_SECS: &str = "5";
 /// The name of the pool, which `pool=` of a directive gives.
 const POOL: &str = "forebay";
 
@@ -32,8 +35,11 @@ pub fn run(command: &BurstBufferCommand, output: &Output) -> Result<Exit, Failur
         BurstBufferCommand::DataIn { job, script } => data_in(job, script, output),
         BurstBufferCommand::PreRun { job } => pre_run(job, output),
         BurstBufferCommand::DataOut { job, wait } => data_out(job, *wait, output),
-        BurstBufferCommand::Teardown { job } => {
+        BurstBufferCommand::Teardown { job, hurry, wait } => {
             if let Some(exchange) = Exchange::open(&job.exchange.exchange)? {
+                if *hurry {
+                    give_up(&exchange, &job.job, *wait)?;
+                }
                 exchange.remove(&job.job)?;
             }
             Ok(Exit::Done)
@@ -63,7 +69,9 @@ fn request(script: &Path) -> Result<Result<Option<StagingRequest>, String>, Fail
 }
 
 fn data_in(job: &ExchangedJobArgs, script: &Path, output: &Output) -> Result<Exit, Failure> {
-    let staging = match request(script)? {
+    let record = shown_job(&job.job).unwrap_or_default();
+    let script = array_script(script, &record).unwrap_or_else(|| script.to_owned());
+    let staging = match request(&script)? {
         Ok(staging) => staging.unwrap_or_default(),
         Err(reason) => return Ok(refused(&reason, output)),
     };
@@ -71,9 +79,65 @@ fn data_in(job: &ExchangedJobArgs, script: &Path, output: &Output) -> Result<Exi
         return Ok(refused(&format!("{} does not exist", shown(path)), output));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // A prolog is not told.
+    let array_index = array_index_of(&record);
     let attempt = format!("{:x}-{:x}", now.as_micros(), std::process::id());
-    Exchange::create(&job.exchange.exchange)?.put_request(&job.job, &ExchangedRequest { attempt, staging })?;
+    Exchange::create(&job.exchange.exchange)?
+        .put_request(&job.job, &ExchangedRequest { attempt, staging, array_index })?;
     Ok(Exit::Done)
+}
+
+/// Returns the script of an array if the one that Slurm names is missing: Slurm 24.11 names one of the task, but keeps
+/// one for all tasks.
+fn array_script(script: &Path, shown: &str) -> Option<PathBuf> {
+    let array = array_job_of(shown).filter(|_| !script.exists())?;
+    let state = script.ancestors().nth(3)?;
+    Some(state.join(format!("hash.{}/job.{array}/script", array % 10)))
+}
+
+/// Returns what Slurm shows of a job. `None`: it does not answer.
+fn shown_job(job: &str) -> Option<String> {
+    let mut command = std::process::Command::new("timeout");
+    let answer = command.args([SHOW_SECS, "scontrol", "--oneliner", "show", "job", job]).output().ok()?;
+    answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).into_owned())
+}
+
+/// Tells the nodes of a job that its results may be given up, and waits until they have ended the job.
+///
+/// Slurm also calls the teardown of a pending job that is cancelled a hurried one: such a job has nothing on any node.
+fn give_up(exchange: &Exchange, job: &str, wait: Duration) -> Result<(), Failure> {
+    let Some(request) = exchange.request(job)? else { return Ok(()) };
+    let is_out = |report: &NodeReport| !report.progress.is_over() && report.progress != NodeProgress::StageInFailed;
+    if !exchange.reports(job, &request.attempt)?.iter().any(is_out) {
+        return keep_missing(exchange, job, &exchange.reports(job, &request.attempt)?);
+    }
+    exchange.put_outcome(job, &request.attempt, JobOutcome::GivenUp)?;
+    let is_over = |report: &NodeReport| report.progress.is_over();
+    let (reports, _) = wait_for_reports(exchange, job, &request.attempt, wait, is_over, |_| Ok(()))?;
+    keep_missing(exchange, job, &reports)
+}
+
+/// Keeps the reasons why results are not in the pool.
+fn keep_missing(exchange: &Exchange, job: &str, reports: &[NodeReport]) -> Result<(), Failure> {
+    let reasons = reasons(reports, NodeProgress::ResultsMissing);
+    match reasons.is_empty() {
+        true => Ok(()),
+        false => exchange.keep(&MissingResults { job: job.to_owned(), reasons }),
+    }
+}
+
+/// Tells the nodes how a job ended, as soon as they all have seen its last process end.
+fn tell_outcome(exchange: &Exchange, job: &str, attempt: &str, reports: &[NodeReport]) -> Result<(), Failure> {
+    let nodes = reports.iter().map(|report| report.nodes).max().unwrap_or(1);
+    let has_ended = |report: &&NodeReport| report.progress == NodeProgress::Ended || report.progress.is_over();
+    let waits = reports.iter().any(|report| report.progress == NodeProgress::Ended);
+    if !waits || reports.iter().filter(has_ended).count() < nodes || exchange.outcome(job, attempt)?.is_some() {
+        return Ok(());
+    }
+    match shown_job(job).as_deref().and_then(outcome_of) {
+        Some(outcome) => exchange.put_outcome(job, attempt, outcome),
+        None => Ok(()),
+    }
 }
 
 /// Returns whether a path is surely missing: it lies in a mount of this machine, and has no wildcard.
@@ -94,10 +158,12 @@ fn wait_for_reports(
     attempt: &str,
     wait: Duration,
     is_enough: impl Fn(&NodeReport) -> bool,
+    meanwhile: impl Fn(&[NodeReport]) -> Result<(), Failure>,
 ) -> Result<(Vec<NodeReport>, bool), Failure> {
     let until = Instant::now() + wait;
     loop {
         let reports = exchange.reports(job, attempt)?;
+        meanwhile(&reports)?;
         let nodes = reports.iter().map(|report| report.nodes).max().unwrap_or(1);
         let is_whole = reports.iter().filter(|report| is_enough(report)).count() >= nodes;
         let has_failed = reports.iter().any(|report| report.progress == NodeProgress::StageInFailed);
@@ -131,8 +197,9 @@ fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<E
         // No prolog has ended, so the job has run nowhere.
         return Ok(Exit::Done);
     }
-    let (reports, is_whole) =
-        wait_for_reports(&exchange, &job.job, &request.attempt, wait, |report| report.progress.is_over())?;
+    let is_over = |report: &NodeReport| report.progress.is_over();
+    let tell = |reports: &[NodeReport]| tell_outcome(&exchange, &job.job, &request.attempt, reports);
+    let (reports, is_whole) = wait_for_reports(&exchange, &job.job, &request.attempt, wait, is_over, tell)?;
     let failed = reports.iter().any(|report| report.progress == NodeProgress::StageInFailed);
     if failed {
         let reasons = reasons(&reports, NodeProgress::StageInFailed);

@@ -4,21 +4,38 @@ use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_daemon::registry::RegisteredMount;
-use forebay_daemon::{Failure, multi_mount};
+use forebay_daemon::{Failure, multi_mount, paths};
 use forebay_slurm::directives::{ScratchCopy, SourceKind};
 use forebay_slurm::exchange::{Exchange, ExchangedRequest, NodeProgress, NodeReport, get, gone, put};
+use forebay_slurm::outcome::JobOutcome;
 use forebay_slurm::{JobNode, MountShare, SlurmJob};
 use forebay_system::identity;
 use serde::{Deserialize, Serialize};
 
+use super::persistent;
 use crate::args::HookArgs;
 use crate::commands::scratch;
 
 /// The deepest directory that is copied.
 const DEPTH_MAX: usize = 128;
+/// How often an epilog looks whether the controller has told how the job ended.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What becomes of the results of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResultsFate {
+    /// They are committed.
+    Kept,
+    /// The job failed, and wants them only if it succeeds.
+    Refused,
+    /// `scancel --hurry`.
+    GivenUp,
+    /// It depends on the end of the job, which is not known.
+    Unknown,
+}
 
 /// What a node keeps of a job with directives, from its prolog to its epilog.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,15 +48,21 @@ pub struct NodeRecord {
     pub is_staged: bool,
     /// How often the job had been requeued.
     pub requeues: u64,
+    /// The user of the job.
+    #[serde(default)]
+    pub uid: u32,
+    /// The persistent directories that it uses.
+    #[serde(default)]
+    pub persistent: Vec<String>,
 }
 
 /// A job with directives, on this node.
 #[derive(Debug, Clone)]
 pub struct StagedJob {
-    job: SlurmJob,
-    node: JobNode,
+    pub(super) job: SlurmJob,
+    pub(super) node: JobNode,
     exchange: Option<Exchange>,
-    records: PathBuf,
+    pub(super) records: PathBuf,
     pub record: NodeRecord,
 }
 
@@ -67,8 +90,17 @@ impl StagedJob {
     pub fn requested(args: &HookArgs, job: &SlurmJob, entries: &[RegisteredMount]) -> Result<Option<Self>, Failure> {
         let Some(exchange) = Exchange::open(&args.exchange.exchange)? else { return Ok(None) };
         let Some(request) = exchange.request(&job.id)? else { return Ok(None) };
-        let scratch_mount = request.staging.scratch_bytes.and_then(|_| scratch_mount(&request, entries));
-        let record = NodeRecord { request, scratch_mount, scratch: None, is_staged: false, requeues: job.requeues };
+        let needs_directory = request.staging.scratch_bytes.is_some() || request.staging.persistent.is_needed();
+        let scratch_mount = if needs_directory { scratch_mount(&request, entries) } else { None };
+        let record = NodeRecord {
+            request,
+            scratch_mount,
+            scratch: None,
+            is_staged: false,
+            requeues: job.requeues,
+            uid: job.uid,
+            persistent: Vec::new(),
+        };
         let records = args.records.records.clone();
         let staged = Self { job: job.clone(), node: node(), exchange: Some(exchange), records, record };
         staged.store()?;
@@ -86,10 +118,9 @@ impl StagedJob {
     }
 
     fn store(&self) -> Result<(), Failure> {
-        let failed = |e: io::Error| Failure::io(self.records.display(), &e);
-        DirBuilder::new().recursive(true).mode(0o755).create(&self.records).map_err(failed)?;
-        std::fs::set_permissions(&self.records, Permissions::from_mode(0o755)).map_err(failed)?;
-        put(&self.records, &record_name(&self.job), &self.record).map_err(failed)
+        make_records(&self.records)?;
+        let put = put(&self.records, &record_name(&self.job), &self.record);
+        put.map_err(|e| Failure::io(self.records.display(), &e))
     }
 
     /// Returns what the job asks of one mount.
@@ -107,8 +138,46 @@ impl StagedJob {
             stage_in: below(&mut staging.stage_in.iter().map(PathBuf::from)),
             stage_out: below(&mut outputs.into_iter()),
             views: below(&mut staging.views.iter().map(PathBuf::from)),
-            profile: staging.profile,
+            profile: staging.profile.clone(),
             lease_secs: staging.lease_secs,
+        }
+    }
+
+    /// Returns how long this node waits before it begins to stage: the nodes of a job, and the tasks of an array, do not
+    /// all ask the pool at the same moment.
+    pub fn jitter(&self, most_ms: u64) -> Duration {
+        let request = &self.record.request;
+        let is_one_of_many = self.node.nodes > 1 || request.array_index.is_some();
+        let salt = paths::stable_hash(format!("{}@{}", self.job.id, self.node.name).as_ref());
+        Duration::from_millis(if is_one_of_many { salt % most_ms } else { 0 })
+    }
+
+    /// Returns what becomes of the results. Waits until then for the controller, if that depends on the end of the job.
+    pub fn fate(&self, until: Instant) -> ResultsFate {
+        let request = &self.record.request;
+        let told = || self.exchange.as_ref().and_then(|e| e.outcome(&self.job.id, &request.attempt).ok().flatten());
+        let is_over = !self.record.is_staged || self.job.requeues > self.record.requeues;
+        if told() == Some(JobOutcome::GivenUp) {
+            return ResultsFate::GivenUp;
+        }
+        if is_over || !request.staging.needs_outcome() {
+            return ResultsFate::Kept;
+        }
+        if self.job.wait_status.is_some_and(|status| status != 0) {
+            return ResultsFate::Refused;
+        }
+        // Then it may have been cancelled.
+        if self.report(NodeProgress::Ended, Vec::new()).is_err() {
+            return ResultsFate::Unknown;
+        }
+        loop {
+            match told() {
+                Some(JobOutcome::Succeeded) => return ResultsFate::Kept,
+                Some(JobOutcome::Failed) => return ResultsFate::Refused,
+                Some(JobOutcome::GivenUp) => return ResultsFate::GivenUp,
+                None if Instant::now() >= until => return ResultsFate::Unknown,
+                None => std::thread::sleep(PAUSE),
+            }
         }
     }
 
@@ -188,10 +257,13 @@ impl StagedJob {
     }
 
     /// Tells the controller how the write-back ended, and forgets the job.
-    pub fn written_back(&self, reasons: Vec<String>) -> Result<(), Failure> {
+    pub fn written_back(&self, fate: ResultsFate, reasons: Vec<String>) -> Result<(), Failure> {
         let told = match (self.record.is_staged, reasons.is_empty()) {
             // Its report of the stage-in says why.
             (false, _) => Ok(()),
+            (true, true) if matches!(fate, ResultsFate::Refused | ResultsFate::GivenUp) => {
+                self.report(NodeProgress::GivenUp, reasons)
+            }
             (true, true) => self.report(NodeProgress::WrittenBack, reasons),
             (true, false) => self.report(NodeProgress::ResultsMissing, reasons),
         };
@@ -200,6 +272,7 @@ impl StagedJob {
         for path in [self.records.join(record_name(&self.job)), scratch_link(&self.records, id), refusal] {
             gone(std::fs::remove_file(&path)).map_err(|e| Failure::io(path.display(), &e))?;
         }
+        self.unlink_persistent()?;
         told
     }
 
@@ -222,6 +295,10 @@ impl StagedJob {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TaskView {
     pub scratch: Option<PathBuf>,
+    /// The persistent directories of the job, with their names.
+    pub persistent: Vec<(String, PathBuf)>,
+    /// Bytes that the prolog fetched. `None`: the staging had not ended.
+    pub staged_bytes: Option<u64>,
     /// Why they do not run.
     pub refused: Option<String>,
 }
@@ -233,7 +310,7 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let needs_staging = request.is_some_and(|request| request.staging.needs_staging());
     if needs_staging && std::fs::symlink_metadata(records.join(format!("{job}.json"))).is_err() {
         // slurmd runs no prolog for a job that returns to its node at once.
-        return TaskView { scratch: None, refused: Some("no prolog has run on this node".into()) };
+        return TaskView { refused: Some("no prolog has run on this node".into()), ..TaskView::default() };
     }
     if job.is_empty() || !job.bytes().all(|b| b.is_ascii_digit()) || !is_roots(records) {
         return TaskView::default();
@@ -243,7 +320,46 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let refused = is_roots(&refusal).then(|| std::fs::read_to_string(&refusal).ok()).flatten();
     // To Slurm, a line break would begin another command.
     let is_plain = |dir: &PathBuf| dir.to_str().is_some_and(|text| !text.contains(char::is_control));
-    TaskView { scratch: scratch.filter(is_plain), refused }
+    let mut persistent = persistent::task_dirs(records, job, is_roots);
+    persistent.retain(|(_, dir)| is_plain(dir));
+    let count = staged_path(records, job);
+    let staged_bytes = is_roots(&count).then(|| std::fs::read_to_string(&count).ok()?.trim().parse().ok()).flatten();
+    TaskView { scratch: scratch.filter(is_plain), persistent, staged_bytes, refused }
+}
+
+/// Returns the file that tells the tasks of a job how much was staged.
+fn staged_path(records: &Path, job: &str) -> PathBuf {
+    records.join(format!("{job}.staged"))
+}
+
+/// Tells the tasks of a job how many bytes were staged on this node. `None`: the staging has not ended.
+pub fn note_staged(records: &Path, job: &str, bytes: Option<u64>) -> Result<(), Failure> {
+    let Some(bytes) = bytes else { return forget_staged(records, job) };
+    let path = staged_path(records, job);
+    make_records(records)?;
+    std::fs::write(&path, format!("{bytes}\n")).map_err(|e| Failure::io(path.display(), &e))
+}
+
+/// Forgets it at the end of the job.
+pub fn forget_staged(records: &Path, job: &str) -> Result<(), Failure> {
+    let path = staged_path(records, job);
+    gone(std::fs::remove_file(&path)).map_err(|e| Failure::io(path.display(), &e))
+}
+
+fn make_records(records: &Path) -> Result<(), Failure> {
+    let failed = |e: io::Error| Failure::io(records.display(), &e);
+    DirBuilder::new().recursive(true).mode(0o755).create(records).map_err(failed)?;
+    std::fs::set_permissions(records, Permissions::from_mode(0o755)).map_err(failed)
+}
+
+/// Returns the names in the directory of records.
+pub fn names_of(records: &Path) -> Result<Vec<String>, Failure> {
+    let failed = |e: io::Error| Failure::io(records.display(), &e);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(records).map_err(failed)? {
+        names.extend(entry.map_err(failed)?.file_name().into_string());
+    }
+    Ok(names)
 }
 
 /// The mount that gets results of the scratch directory, or else the one that has what is copied into it.

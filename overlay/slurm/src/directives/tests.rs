@@ -53,7 +53,7 @@ fn options_of_fb_may_repeat() {
     let request = good("#DW fb stage_in=/d/a stage_in=/d/b* profile=none\n#DW fb stage_out=/d/o lease=2h when=always");
     assert_eq!(request.stage_in, ["/d/a", "/d/b*"]);
     assert_eq!(request.stage_out, ["/d/o"]);
-    assert_eq!((request.profile, request.lease_secs, request.scratch_bytes), (ProfileUse::None, Some(7200), None));
+    assert_eq!((&request.profile, request.lease_secs, request.scratch_bytes), (&ProfileUse::None, Some(7200), None));
     assert!(request.needs_staging());
     assert!(!good("#DW fb profile=auto").needs_staging());
 }
@@ -119,11 +119,47 @@ fn what_is_shown_as_a_view_is_staged() {
 
 #[test]
 fn what_is_not_there_yet_is_refused() {
-    for line in
-        ["persistentdw name=x", "fb policy=fast", "fb profile=mine", "fb when=success", "create_persistent name=x"]
-    {
-        refused(&format!("#DW {line}"), &["not there yet"]);
+    refused("#DW fb policy=fast", &["not there yet"]);
+}
+
+#[test]
+fn results_of_a_failed_job_are_a_choice() {
+    let results = "#DW fb scratch=1G\n#DW copy_out source=$DW_JOB_STRIPED destination=/a\n";
+    assert!(good(&format!("{results}#DW fb when=success")).needs_outcome());
+    assert!(!good(&format!("{results}#DW fb when=always")).needs_outcome());
+    assert!(!good("#DW fb when=success").needs_outcome(), "nothing is committed");
+    refused("#DW fb when=succes", &["line 2", "when=success"]);
+}
+
+#[test]
+fn a_profile_may_have_a_name() {
+    assert_eq!(good("#DW fb profile=resnet50").profile, ProfileUse::Named("resnet50".into()));
+    for name in ["", "5", "a/b", "a:b", "\u{e4}", &"x".repeat(65)] {
+        refused(&format!("#DW fb profile={name}"), &["line 2", "is no name"]);
     }
+}
+
+#[test]
+fn persistent_directories_have_the_words_of_datawarp() {
+    let request = good(
+        "#DW create_persistent name=set capacity=1GiB access_mode=private type=scratch pool=forebay\n\
+         #DW persistentdw name=old\n#DW destroy_persistent name=old",
+    );
+    let set = PersistentDir { name: "set".into(), bytes: 1 << 30, access: DirectoryAccess::Private };
+    let persistent = &request.persistent;
+    assert_eq!((persistent.create.as_slice(), persistent.uses.as_slice()), (&[set][..], &["old".to_owned()][..]));
+    assert_eq!(persistent.destroy, ["old"]);
+    assert!(request.needs_staging() && !good("#DW destroy_persistent name=old").needs_staging());
+    refused("#DW create_persistent name=set", &["line 2", "capacity=SIZE"]);
+    refused("#DW create_persistent capacity=1G", &["name=NAME"]);
+    refused("#DW create_persistent name=a-b capacity=1G", &["variable"]);
+    refused("#DW persistentdw name=a\n#DW persistentdw name=a", &["line 3", "already"]);
+    refused("#DW persistentdw name=a capacity=1G", &["create_persistent"]);
+    refused("#DW persistentdw nane=a", &["did you mean `name`?"]);
+    refused(
+        "#DW fb scratch=1G\n#DW stage_in source=/a destination=$DW_PERSISTENT_STRIPED_set/a",
+        &["line 3", "in the script"],
+    );
 }
 
 #[test]

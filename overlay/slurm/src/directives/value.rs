@@ -14,6 +14,11 @@ const LEASE_SECS_MAX: u64 = 10 * 366 * 86_400;
 /// The names of the scratch directory in a script.
 const VARIABLES: [&str; 3] = ["DW_JOB_STRIPED", "DW_JOB_PRIVATE", "FOREBAY_JOB_DIR"];
 
+/// What the name of a persistent directory follows, in the variables of tasks.
+pub const PERSISTENT_VARIABLES: [&str; 3] = ["FOREBAY_PERSISTENT_", "DW_PERSISTENT_STRIPED_", "DW_PERSISTENT_PRIVATE_"];
+/// The most bytes of the name of a profile, and of a persistent directory.
+const NAME_BYTES: usize = 64;
+
 /// A path below the scratch directory.
 pub struct ScratchPath(pub String);
 
@@ -68,6 +73,32 @@ pub fn duration_secs(text: &str) -> Result<u64, String> {
     if secs == 0 || secs > LEASE_SECS_MAX { Err(wrong()) } else { Ok(secs) }
 }
 
+/// # Errors
+/// It is no name: letters, digits and `-_.`, with a letter first.
+pub fn profile_name(text: &str) -> Result<String, String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    match text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.bytes().all(plain) && text.len() <= NAME_BYTES {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "profile={} is no name: it begins with a letter, and has letters, digits and -_. only, {NAME_BYTES} at most",
+            shown(text)
+        )),
+    }
+}
+
+/// # Errors
+/// It cannot be a part of the name of a variable.
+pub fn persistent_name(text: &str) -> Result<String, String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    match !text.is_empty() && text.bytes().all(plain) && text.len() <= NAME_BYTES {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "name={} is no name: tasks get it in a variable, so it has letters, digits and _ only, {NAME_BYTES} at most",
+            shown(text)
+        )),
+    }
+}
+
 /// Returns whether a path begins with a variable.
 pub fn is_scratch(path: &str) -> bool {
     path.starts_with('$')
@@ -106,6 +137,12 @@ pub fn scratch_path(path: &str) -> Result<ScratchPath, String> {
         Some(braced) => braced.split_once('}').ok_or_else(|| format!("{path_shown} lacks a `}}`"))?,
         None => variable.split_at(variable.find('/').unwrap_or(variable.len())),
     };
+    if PERSISTENT_VARIABLES.iter().any(|prefix| name.starts_with(prefix)) {
+        return Err(format!(
+            "{path_shown}: directives move files only to and from the scratch directory of the job: copy files of a \
+             persistent directory in the script"
+        ));
+    }
     if !VARIABLES.contains(&name) {
         let meant = nearest(name, &VARIABLES).unwrap_or(VARIABLES[0]);
         return Err(format!("{path_shown}: there is no variable `{}`: did you mean ${meant}?", shown(name)));

@@ -1,0 +1,119 @@
+//! Directories that outlive their jobs, on this node: scratch directories that no allocation owns.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use forebay_daemon::registry::RegisteredMount;
+use forebay_daemon::{Failure, FailureKind};
+use forebay_slurm::directives::{DirectoryAccess, PersistentDir};
+use forebay_slurm::exchange::{get, gone};
+
+use super::staging::{NodeRecord, StagedJob, names_of};
+use crate::commands::scratch;
+
+/// Returns the name of a directory among the scratch directories of a mount. Names of users do not collide.
+fn scratch_id(uid: u32, name: &str) -> String {
+    format!("persistent-{uid}-{name}")
+}
+
+/// Returns what the links of a job to its directories begin with.
+pub fn link_prefix(job: &str) -> String {
+    format!("{job}.persistent.")
+}
+
+/// Returns the mount that has a directory of this user, and its path.
+fn found(uid: u32, name: &str, entries: &[RegisteredMount]) -> Result<Option<(RegisteredMount, PathBuf)>, Failure> {
+    for entry in entries {
+        if let Some(path) = scratch::find(entry, &scratch_id(uid, name), uid)? {
+            return Ok(Some((entry.clone(), path)));
+        }
+    }
+    Ok(None)
+}
+
+impl StagedJob {
+    /// Creates the directories that a job asks for, and finds those that it uses.
+    pub fn open_persistent(&mut self, entry: &RegisteredMount, entries: &[RegisteredMount]) -> Result<(), Failure> {
+        let asked = self.record.request.staging.persistent.clone();
+        for PersistentDir { name, bytes, access } in &asked.create {
+            if *access == DirectoryAccess::Striped && self.node.nodes > 1 {
+                let what = format!(
+                    "create_persistent name={name}: the job has {} nodes, and each has a fast pool of its own: no \
+                     directory can be striped over them. access_mode=private gives each node its own",
+                    self.node.nodes
+                );
+                return Err(Failure::new(FailureKind::Usage, what));
+            }
+            if found(self.job.uid, name, entries)?.is_none() {
+                scratch::create_for(entry, scratch_id(self.job.uid, name), self.job.uid, *bytes)?;
+            }
+        }
+        let all: Vec<&String> = asked.create.iter().map(|dir| &dir.name).chain(&asked.uses).collect();
+        for name in all {
+            let Some((_, path)) = found(self.job.uid, name, entries)? else {
+                let what = format!(
+                    "persistentdw name={name}: node {} has no such directory of user {}: it is on the nodes of the job \
+                     that created it (--nodelist)",
+                    self.node.name, self.job.uid
+                );
+                return Err(Failure::new(FailureKind::Missing, what));
+            };
+            let link = self.records.join(format!("{}{name}", link_prefix(&self.job.id)));
+            let linked = gone(std::fs::remove_file(&link)).and_then(|()| symlink(&path, &link));
+            linked.map_err(|e| Failure::io(link.display(), &e))?;
+            self.record.persistent.push(name.clone());
+        }
+        Ok(())
+    }
+
+    /// Removes the directories that a job wants removed at its end. Returns why some stay.
+    pub fn destroy_persistent(&self, entries: &[RegisteredMount]) -> Vec<String> {
+        if !self.record.is_staged || self.job.requeues > self.record.requeues {
+            return Vec::new();
+        }
+        let destroyed = |name: &String| -> Result<(), Failure> {
+            if let Some(user) = self.other_user_of(name)? {
+                return Err(Failure::new(FailureKind::Busy, format!("job {user} uses it on node {}", self.node.name)));
+            }
+            match found(self.job.uid, name, entries)? {
+                Some((entry, _)) => scratch::discard_at(&entry, scratch_id(self.job.uid, name)),
+                None => Ok(()),
+            }
+        };
+        let names = self.record.request.staging.persistent.destroy.iter();
+        names
+            .filter_map(|name| Some(format!("destroy_persistent name={name}: {}", destroyed(name).err()?.what)))
+            .collect()
+    }
+
+    /// Returns another job of the user on this node that uses a directory.
+    fn other_user_of(&self, name: &String) -> Result<Option<String>, Failure> {
+        let owner = rustix::process::geteuid().as_raw();
+        for file in names_of(&self.records)? {
+            let Some(job) = file.strip_suffix(".json").filter(|job| *job != self.job.id) else { continue };
+            let record: Option<NodeRecord> = get(&self.records.join(&file), &[owner])?;
+            if record.is_some_and(|record| record.uid == self.job.uid && record.persistent.contains(name)) {
+                return Ok(Some(job.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes the links of a job to its directories.
+    pub fn unlink_persistent(&self) -> Result<(), Failure> {
+        for file in names_of(&self.records)?.iter().filter(|file| file.starts_with(&link_prefix(&self.job.id))) {
+            let link = self.records.join(file);
+            gone(std::fs::remove_file(&link)).map_err(|e| Failure::io(link.display(), &e))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the directories of a job with their names. `is_roots` tells whether a path is to be trusted.
+pub fn task_dirs(records: &Path, job: &str, is_roots: impl Fn(&Path) -> bool) -> Vec<(String, PathBuf)> {
+    let of = |file: String| {
+        let (name, link) = (file.strip_prefix(&link_prefix(job))?.to_owned(), records.join(&file));
+        is_roots(&link).then(|| Some((name, std::fs::read_link(&link).ok()?))).flatten()
+    };
+    names_of(records).unwrap_or_default().into_iter().filter_map(of).collect()
+}
