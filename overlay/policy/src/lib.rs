@@ -1,5 +1,7 @@
 //! The rules for how paths are read, written, flushed and kept. This crate alone decides every behaviour of this kind.
 
+mod tiers;
+
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -7,6 +9,8 @@ use std::time::Duration;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
 use globset::{GlobBuilder, GlobMatcher};
 use serde::Deserialize;
+
+pub use tiers::{Tier, placement_tier};
 
 /// When an open revalidates a file against the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +98,8 @@ pub struct Policy {
     /// Names given to storage pools that the pool identifies only by numbers.
     storage_pool_names: BTreeMap<String, String>,
     pub space: SpacePolicy,
+    /// Fastest first. Empty: the `--fast` directories are the only tier.
+    pub tiers: Vec<Tier>,
     pub shares: SharePolicy,
     /// Name of the eviction policy.
     pub evictor: String,
@@ -221,6 +227,8 @@ struct PolicyFile {
     #[serde(default)]
     storage_pools: BTreeMap<String, String>,
     #[serde(default)]
+    tier: Vec<tiers::TierSettings>,
+    #[serde(default)]
     rule: Vec<toml::Table>,
 }
 
@@ -231,6 +239,7 @@ impl Default for Policy {
             rules: Vec::new(),
             storage_pool_names: BTreeMap::new(),
             space: SpacePolicy { high_watermark: 0.95, low_watermark: 0.90 },
+            tiers: Vec::new(),
             shares: SharePolicy::default(),
             evictor: forebay_prefetch::eviction::DEFAULT.into(),
             prefetch: Prefetch { jobs: true, online: true },
@@ -297,6 +306,7 @@ impl Policy {
         if let Some(name) = file.space.evictor {
             policy.evictor = name;
         }
+        policy.tiers = tiers::checked(file.tier, policy.space)?;
         policy.shares = file.shares.policy()?;
         policy.prefetch.jobs = file.prefetch.jobs.unwrap_or(policy.prefetch.jobs);
         policy.prefetch.online = file.prefetch.online.unwrap_or(policy.prefetch.online);

@@ -14,6 +14,7 @@ use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
+use crate::tiers::device_health::is_of_device;
 
 /// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
@@ -82,6 +83,12 @@ impl Overlay {
                 match inner.fetch(&node, 0..size).await {
                     Ok(()) => fetched_bytes += missing,
                     Err(e) if e.is(ErrorKind::NoSpace) => inner.revalidate(ino, Age::Open).await?,
+                    Err(e) if is_of_device(&e) => {
+                        if inner.fetch_failed(&node, &e) {
+                            continue;
+                        }
+                        inner.revalidate(ino, Age::Open).await?;
+                    }
                     Err(e) if e.is(ErrorKind::Stale) => {
                         inner.revalidate(ino, Age::Now).await?;
                         continue;
@@ -90,6 +97,7 @@ impl Overlay {
                 }
             }
             if write {
+                inner.leave_memory(&node).await?;
                 inner.leave_views(&node).await?;
             }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
@@ -208,6 +216,9 @@ impl Inner {
         }
         drop(node);
         inner.table.drop_idle(ino);
+        if idle {
+            inner.note_closed(ino);
+        }
     }
 
     /// Counts an open. Returns `None` if the content was evicted meanwhile and must be fetched again.
@@ -221,8 +232,12 @@ impl Inner {
         let resident = match state.record.file.is_whole() {
             true => match self.content(node.ino, &mut state) {
                 Ok(content) => Some(content),
-                Err(e) if !state.record.file.is_dirty() && e.is(ErrorKind::NotFound) => {
+                Err(e) if !state.record.file.is_dirty() && (e.is(ErrorKind::NotFound) || is_of_device(&e)) => {
+                    let id = state.record.file.content();
                     drop(state);
+                    if let Some(id) = id {
+                        self.store.note_error(id, &e);
+                    }
                     tracing::warn!(error = %e, "a content file is missing; it will be fetched again");
                     self.discard_clean(node)?;
                     return Ok(None);
@@ -231,13 +246,14 @@ impl Inner {
             },
             false => None,
         };
-        if write && resident.as_ref().is_some_and(|content| self.is_in_view(ContentId(content.id))) {
-            // The view was laid since the file left others.
+        let may_be_written = |id| !self.is_in_view(id) && (!self.store.is_volatile(id) || state.record.file.is_dirty());
+        if write && resident.as_ref().is_some_and(|content| !may_be_written(ContentId(content.id))) {
+            // The view was laid since the file left others, or it was promoted meanwhile.
             return Ok(None);
         }
         if let Some(content) = resident.as_ref().or(state.content.as_ref())
             && !state.record.file.is_dirty()
-            && self.catalog.glance_written_back(content).is_err()
+            && (self.catalog.glance_written_back(content).is_err() || !self.store.is_used(ContentId(content.id)))
         {
             let id = ContentId(content.id);
             drop(state);
@@ -268,9 +284,11 @@ impl Inner {
         let bypasses = write && resident.is_some() && self.may_bypass(state.record.uid);
         self.count_open(node.ino, &mut state, flags, bypasses);
         drop(state);
-        let resident = resident.filter(|_| bypasses || !write);
-        if clean && resident.is_some() {
-            self.evictor.note_use(node.ino.0);
+        let used = resident.as_ref().filter(|_| clean && (bypasses || !write)).map(|content| ContentId(content.id));
+        let passes = |content: &Arc<Content>| self.may_pass_through(ContentId(content.id));
+        let resident = resident.filter(|content| (bypasses || !write) && passes(content));
+        if used.is_some() {
+            self.note_use(node.ino, used);
         }
         Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
     }
@@ -314,6 +332,10 @@ impl Inner {
             let mut txn = Txn::begin(&inner);
             check_current(txn.state(node.ino)?)?;
             let record = txn.record(node.ino)?;
+            if !record.file.is_dirty() && record.file.content().is_some_and(|id| inner.store.is_volatile(id)) {
+                let what = "content was promoted while it was to be changed";
+                return Err(Error::new(ErrorKind::Busy, Side::Cache, what));
+            }
             if record.file.is_dirty() {
                 // Another caller marked it first and may have written since: the content is no longer clean.
                 drop(txn);
@@ -467,7 +489,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         state.dirty_content.forget_pool_copy();
         self.end_bypass(node.ino, state);
-        if self.catalog.glance_written_back(&content).is_err() {
+        if self.catalog.glance_written_back(&content).is_err() || !self.store.is_used(ContentId(content.id)) {
             // The content did not reach the device, but the pool has it.
             txn.give_up(node.ino)?;
             txn.commit()?;
