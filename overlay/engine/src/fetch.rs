@@ -245,7 +245,7 @@ impl Inner {
                 return Ok(Some((self.content(node.ino, &mut state)?, id)));
             }
         }
-        let content = self.spares.take_on(self.store.tier_for_fetches(CHUNK_BYTES))?;
+        let content = self.spares.take_on(self.tier_for_fetch(node, CHUNK_BYTES))?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let record = txn.record(node.ino)?;

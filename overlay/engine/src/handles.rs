@@ -3,6 +3,7 @@
 mod inherited;
 mod modify;
 mod open;
+mod open_contents;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;

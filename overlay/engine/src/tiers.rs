@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use forebay_api::operator::{DeviceStatus, TierStatus};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{ContentId, ContentStore, Device, Reservation, StorageTier};
-use forebay_policy::Policy;
+use forebay_policy::{Policy, placement_tier};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -63,7 +63,7 @@ impl Inner {
             return Ok((space, None));
         }
         let content = node.state.lock().record.file.content();
-        let tier = content.and_then(|id| self.store.tier_of(id)).unwrap_or_else(|| self.store.tier_for_fetches(bytes));
+        let tier = content.and_then(|id| self.store.tier_of(id)).unwrap_or_else(|| self.tier_for_fetch(node, bytes));
         let budget = self.store.tiers()[tier].budget.clone();
         if let Some(of_tier) = budget.reserve(bytes) {
             return Ok((space, Some(of_tier)));
@@ -88,18 +88,36 @@ impl Inner {
         Ok((space, of_tier))
     }
 
-    /// Notes that a program used clean content.
-    pub(crate) fn note_use(&self, ino: Ino, id: Option<ContentId>) {
+    /// Returns the tier for new content that is fetched: the one that a rule names, if it survives a reboot and works,
+    /// else the slowest one.
+    pub(crate) fn tier_for_fetch(&self, node: &Node, bytes: u64) -> usize {
+        let by_rule = || {
+            let policy = self.policy_of(node);
+            let name = placement_tier(&policy)?;
+            let tier = self.store.tiers().iter().position(|tier| tier.name == name && !tier.is_volatile)?;
+            self.store.takes_content(tier).then_some(tier)
+        };
+        let by_rule = if self.store.has_tiers() { by_rule() } else { None };
+        by_rule.unwrap_or_else(|| self.store.tier_for_fetches(bytes))
+    }
+
+    /// Notes that a program opened clean content.
+    pub(crate) fn note_open(&self, ino: Ino, id: ContentId) {
         self.evictor.note_use(ino.0);
-        if !self.store.has_tiers() {
-            return;
-        }
-        let known = || self.table.peek(ino)?.state.try_lock()?.record.file.content();
-        let tier = id.or_else(known).and_then(|id| self.store.tier_of(id));
-        if let Some(tier) = tier
+        if self.store.has_tiers()
+            && let Some(tier) = self.store.tier_of(id)
             && self.tiers.uses.lock().used(ino, tier)
         {
             self.tiers.bell.notify_one();
+        }
+    }
+
+    /// Notes that the observer saw a use of content. It belongs to an open that was counted, so it only shows that the
+    /// content is not cold.
+    pub(crate) fn note_observed(&self, ino: Ino) {
+        self.evictor.note_use(ino.0);
+        if self.store.has_tiers() {
+            self.tiers.uses.lock().seen(ino);
         }
     }
 

@@ -43,9 +43,7 @@ impl TierUses {
         let count = self.counts.entry(ino).or_insert(0);
         *count = count.saturating_add(1);
         let count = *count;
-        if let Some(held) = self.held.get_mut(tier) {
-            held.promote(&ino);
-        }
+        self.seen(ino);
         let threshold = tier.checked_sub(1).and_then(|faster| self.thresholds.get(faster)).copied().unwrap_or(0);
         let wants = threshold > 0 && count >= threshold;
         if wants && !self.wanted.contains(&ino) {
@@ -55,6 +53,11 @@ impl TierUses {
             self.wanted.push_back(ino);
         }
         wants
+    }
+
+    /// A file is the last that its tier gives up.
+    pub fn seen(&mut self, ino: Ino) {
+        self.held.iter_mut().for_each(|held| _ = held.promote(&ino));
     }
 
     /// Returns the uses of a file, as far as they are known.
