@@ -12,7 +12,7 @@ use crate::{CHUNK_BYTES, ContentId, ContentStore};
 
 /// How a copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copied {
+pub enum CopyEnd {
     /// All bytes were copied, and the copy occupies this many.
     Whole(u64),
     /// The caller did not want it any more.
@@ -24,7 +24,7 @@ impl ContentStore {
     ///
     /// # Errors
     /// Errors of the two files.
-    pub fn copy_content(&self, id: ContentId, to: &File, goes_on: impl Fn() -> bool) -> Result<Copied> {
+    pub fn copy_content(&self, id: ContentId, to: &File, goes_on: impl Fn() -> bool) -> Result<CopyEnd> {
         let path = self.path(id)?;
         // A file of its own: the open one is shared, and its position is not to change.
         let copied = File::open(&path).and_then(|from| copy(&from, to, goes_on));
@@ -32,7 +32,7 @@ impl ContentStore {
     }
 }
 
-fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> io::Result<Copied> {
+fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> io::Result<CopyEnd> {
     if rustix::fs::ioctl_ficlone(to, from).is_err() {
         let size = from.metadata()?.size();
         let mut buffer = Vec::new();
@@ -40,7 +40,7 @@ fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> io::Result<Copied
         while let Some((mut start, end)) = next_data(from, at, size)? {
             while start < end {
                 if !goes_on() {
-                    return Ok(Copied::Stopped);
+                    return Ok(CopyEnd::Stopped);
                 }
                 start += copy_some(from, to, start, end.min(start + CHUNK_BYTES), &mut buffer)?;
             }
@@ -48,7 +48,7 @@ fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> io::Result<Copied
         }
         to.set_len(size)?;
     }
-    Ok(Copied::Whole(to.metadata()?.blocks() * 512))
+    Ok(CopyEnd::Whole(to.metadata()?.blocks() * 512))
 }
 
 /// Returns the first range of data from `at` on.
@@ -95,7 +95,7 @@ mod tests {
         let bytes: Vec<u8> = (0..CHUNK_BYTES as usize + 77).map(|n| (n % 251) as u8).collect();
         here.write_all_at(&bytes, 5 * CHUNK_BYTES).unwrap();
         here.set_len(20 * CHUNK_BYTES + 1).unwrap();
-        let Copied::Whole(occupied) = copy(&here, &there, || true).unwrap() else { panic!("stopped") };
+        let CopyEnd::Whole(occupied) = copy(&here, &there, || true).unwrap() else { panic!("stopped") };
         assert!(occupied < 3 * CHUNK_BYTES, "{occupied}");
         assert_eq!(there.metadata().unwrap().len(), 20 * CHUNK_BYTES + 1);
         let mut read = vec![0; bytes.len()];
@@ -103,7 +103,7 @@ mod tests {
         assert!(read == bytes);
         // And back, on a file system that may copy by itself.
         let back = tempfile::tempfile().unwrap();
-        assert!(matches!(copy(&there, &back, || true).unwrap(), Copied::Whole(_)));
+        assert!(matches!(copy(&there, &back, || true).unwrap(), CopyEnd::Whole(_)));
         back.read_exact_at(&mut read, 5 * CHUNK_BYTES).unwrap();
         assert!(read == bytes);
     }
@@ -114,7 +114,7 @@ mod tests {
         here.write_all_at(&vec![7; 3 * CHUNK_BYTES as usize], 0).unwrap();
         let chunks = Cell::new(0);
         let goes_on = || chunks.replace(chunks.get() + 1) < 2;
-        assert_eq!(copy(&here, &there, goes_on).unwrap(), Copied::Stopped);
+        assert_eq!(copy(&here, &there, goes_on).unwrap(), CopyEnd::Stopped);
         assert_eq!(there.metadata().unwrap().len(), 2 * CHUNK_BYTES);
     }
 }

@@ -23,7 +23,7 @@ use std::os::unix::fs::MetadataExt;
 use forebay_backends::{Error, Result, Side, Time};
 use serde::{Deserialize, Serialize};
 
-pub use copy::Copied;
+pub use copy::CopyEnd;
 pub use device::Device;
 pub use extents::ExtentSet;
 pub use external_writers::is_held;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::{Content, ContentId, Copied, Stamp, StorageTier, is_held};
+use forebay_cache::{Content, ContentId, CopyEnd, Stamp, StorageTier, is_held};
 use forebay_system::clock::unix_now;
 
 use crate::handles::{failed, set_mtime};
@@ -155,9 +155,9 @@ impl Inner {
         };
         let moved = (|| {
             let is_there = self.store.tier_of(new) == Some(to) || !by_placement;
-            let Copied::Whole(occupied) = (match is_there {
+            let CopyEnd::Whole(occupied) = (match is_there {
                 true => self.store.copy_content(id, &copy.file, goes_on)?,
-                false => Copied::Stopped,
+                false => CopyEnd::Stopped,
             }) else {
                 return Ok(MoveEnd::InUse);
             };
