@@ -67,7 +67,12 @@ impl Disk {
     /// Drops the content files of the fast-pool directory on this disk from the page cache: reads go to the device
     /// again.
     pub fn forget_content(&self) {
-        let dirs = fs::read_dir(self.dir.join("content")).unwrap();
+        self.forget_content_of(&self.dir);
+    }
+
+    /// The same for a fast-pool directory in a directory of this disk.
+    pub fn forget_content_of(&self, fast: &Path) {
+        let dirs = fs::read_dir(fast.join("content")).unwrap();
         for file in dirs.flat_map(|dir| fs::read_dir(dir.unwrap().path()).unwrap()) {
             let file = File::open(file.unwrap().path()).unwrap();
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();

@@ -99,7 +99,15 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
     }
     for device in &status.fast {
         let space = format!("{} free of {}", bytes(device.free_bytes), bytes(device.total_bytes));
-        line("fast pool", format!("{}  {}, {space}", device.path, device.state));
+        let tier = device.tier.as_ref().map_or_else(String::new, |tier| format!("tier {tier}, "));
+        let errors = if device.errors > 0 { format!(", {}", counted(device.errors, "error")) } else { String::new() };
+        line("fast pool", format!("{}  {tier}{}{errors}, {space}", device.path, device.state));
+    }
+    for tier in &status.tiers {
+        let (used, limit) = (bytes(tier.used_bytes), bytes(tier.limit_bytes));
+        let moved = format!("{} moved up, {} moved down", files(tier.promoted_files), tier.demoted_files);
+        let memory = if tier.is_volatile { ", empty after a reboot" } else { "" };
+        line("tier", format!("{}  {used} of {limit}{memory}; {moved}", tier.name));
     }
     let used = format!("{} of {}", bytes(status.used_bytes), bytes(status.limit_bytes));
     line(

@@ -111,6 +111,9 @@ pub struct Status {
     #[serde(default)]
     pub under_way: Vec<WorkProgress>,
     pub fast: Vec<DeviceStatus>,
+    /// Fastest first; empty if there is one.
+    #[serde(default)]
+    pub tiers: Vec<TierStatus>,
     pub limit_bytes: u64,
     pub used_bytes: u64,
     pub reserved_bytes: u64,
@@ -149,6 +152,26 @@ pub struct DeviceStatus {
     pub total_bytes: u64,
     pub free_bytes: u64,
     pub state: String,
+    /// The name of its tier, if there are several.
+    #[serde(default)]
+    pub tier: Option<String>,
+    /// Operations that failed since the start.
+    #[serde(default)]
+    pub errors: u64,
+}
+
+/// A tier of the fast pool.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TierStatus {
+    pub name: String,
+    /// It is empty after a reboot.
+    pub is_volatile: bool,
+    pub limit_bytes: u64,
+    pub used_bytes: u64,
+    /// Files that came from a slower tier since the start.
+    pub promoted_files: u64,
+    /// Files that went to a slower tier since the start.
+    pub demoted_files: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]

@@ -2,13 +2,17 @@
 //! names.
 
 pub mod content_io;
+mod copy;
+mod device;
 mod extents;
 mod external_writers;
 pub mod guard;
+mod health;
 mod preallocated;
 pub mod scratch;
 mod space;
 mod store;
+mod tiers;
 mod trash;
 pub mod views;
 mod writeback_errors;
@@ -19,11 +23,15 @@ use std::os::unix::fs::MetadataExt;
 use forebay_backends::{Error, Result, Side, Time};
 use serde::{Deserialize, Serialize};
 
+pub use copy::CopyEnd;
+pub use device::Device;
 pub use extents::ExtentSet;
 pub use external_writers::is_held;
+pub use health::{DeviceHealth, is_device_error};
 pub use preallocated::{ContentNumbers, Spares};
 pub use space::{Reservation, SpaceBudget};
-pub use store::{ContentStore, Device};
+pub use store::ContentStore;
+pub use tiers::{StorageTier, TIER_OF_FAST, TierDirectory, TierLayout};
 pub use trash::Trash;
 pub use writeback_errors::Content;
 

@@ -36,15 +36,28 @@ impl Spares {
         Arc::new(Self { store, numbers, ready, refilling: AtomicBool::new(false), closed })
     }
 
-    /// Returns a content file that looks newly created. Within a runtime, makes more in the background.
+    /// Returns a content file for content that is about to be written. It looks newly created. Within a runtime, makes
+    /// more in the background.
     ///
     /// # Errors
     /// The errors of the fast pool.
     pub fn take(self: &Arc<Self>) -> Result<Arc<Content>> {
         // With several devices, the one with the most free space must be determined each time.
         if self.store.devices().len() > 1 {
-            return self.make();
+            return self.make(self.store.tier_for_writes());
         }
+        self.take_spare()
+    }
+
+    /// The same on a tier.
+    pub fn take_on(self: &Arc<Self>, tier: usize) -> Result<Arc<Content>> {
+        if self.store.devices().len() > 1 {
+            return self.make(tier);
+        }
+        self.take_spare()
+    }
+
+    fn take_spare(self: &Arc<Self>) -> Result<Arc<Content>> {
         let (taken, left) = {
             let mut ready = self.ready.lock();
             (ready.pop_front(), ready.len())
@@ -56,15 +69,23 @@ impl Spares {
             let spares = Arc::clone(self);
             runtime.spawn_blocking(move || spares.refill());
         }
-        let Some(content) = taken else { return self.make() };
+        let Some(content) = taken else { return self.make(0) };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         rustix::fs::futimens(&content.file, &Timestamps { last_access: now, last_modification: now })
             .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "set the times of a content file"))?;
         Ok(content)
     }
 
-    fn make(&self) -> Result<Arc<Content>> {
-        self.store.create(self.store.place(self.numbers.new_content()?))
+    /// Makes a content file on a tier; on another one if no device of that tier works.
+    fn make(&self, tier: usize) -> Result<Arc<Content>> {
+        loop {
+            let id = self.store.place(self.numbers.new_content()?, tier);
+            match self.store.create(id) {
+                // The failure takes the device out of the choice.
+                Err(error) if self.store.takes_content_elsewhere(id, &error) => {}
+                made => return made,
+            }
+        }
     }
 
     fn refill(&self) {
@@ -73,7 +94,7 @@ impl Spares {
             if *closed {
                 break;
             }
-            match self.make() {
+            match self.make(0) {
                 Ok(content) => self.ready.lock().push_back(content),
                 Err(error) => {
                     // A caller that needs a content file gets this error from its own attempt.

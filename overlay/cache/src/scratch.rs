@@ -30,12 +30,6 @@ const DISCARDED: &str = "discarded";
 const PASSABLE: u32 = 0o711;
 
 impl ContentStore {
-    /// Returns the number of the device with the most free space.
-    pub fn roomiest_device(&self) -> usize {
-        let free = |d: &Device| rustix::fs::statvfs(&d.path).map_or(0, |s| s.f_bavail * s.f_frsize);
-        self.devices().iter().enumerate().max_by_key(|(_, d)| free(d)).map_or(0, |(number, _)| number)
-    }
-
     /// Returns the path of a scratch directory.
     ///
     /// # Errors
@@ -45,7 +39,7 @@ impl ContentStore {
     }
 
     pub(crate) fn numbered_device(&self, device: usize) -> Result<&Device> {
-        self.devices().get(device).ok_or_else(|| {
+        self.known_device(device).ok_or_else(|| {
             Error::new(ErrorKind::Corrupt, Side::Cache, format!("fast-pool device {device} was not given (--fast)"))
         })
     }
@@ -101,12 +95,12 @@ impl ContentStore {
         is_known: impl Fn(usize, &str) -> bool,
         number: impl Fn() -> Result<u64>,
     ) -> Result<()> {
-        for (device, at) in self.devices().iter().enumerate() {
+        for at in self.devices() {
             let Ok(dirs) = fs::read_dir(at.path.join(SCRATCH)) else { continue };
             for dir in dirs.flatten() {
                 let name = dir.file_name();
-                if let Some(id) = name.to_str().filter(|id| !is_known(device, id)) {
-                    self.discard_scratch(device, id, number()?)?;
+                if let Some(id) = name.to_str().filter(|id| !is_known(at.number, id)) {
+                    self.discard_scratch(at.number, id, number()?)?;
                 }
             }
         }

@@ -2,25 +2,21 @@
 //! never after a path.
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use parking_lot::Mutex;
 
-use forebay_system::process;
-
+use crate::device::{DEVICE_SHIFT, Device};
+use crate::tiers::StorageTier;
 use crate::views::ViewLinks;
 use crate::{Content, ContentId, SpaceBudget, Stamp};
 
-/// The device's number is the top byte of a content id.
-const DEVICE_SHIFT: u32 = 56;
-/// Consecutive content files share a directory, so that creating them stays local on the disk.
-const FILES_PER_DIR_SHIFT: u32 = 12;
 /// Free space of a device that is never used: file systems become slow when they are full.
 const KEEP_FREE_SHARE: f64 = 0.02;
 /// Share of a device that is used if no limit was given.
@@ -29,23 +25,17 @@ const DEFAULT_LIMIT_SHARE: f64 = 0.9;
 /// The granularity of file times without a finer clock: at most 10 ms (`CONFIG_HZ=100`), with a margin.
 const TICK: Duration = Duration::from_millis(12);
 
-/// How long an ending daemon may take to release its directory.
-const ENDING_MAX: Duration = Duration::from_secs(10);
-
-/// One directory on local NVMe.
-#[derive(Debug)]
-pub struct Device {
-    pub path: PathBuf,
-    /// Held while the daemon lives, so that no other daemon uses the directory.
-    lock: File,
-}
-
 #[derive(Debug)]
 pub struct ContentStore {
-    devices: Vec<Device>,
+    pub(crate) devices: Vec<Device>,
+    /// The bytes of all tiers that are not volatile.
     pub budget: Arc<SpaceBudget>,
+    /// Fastest first.
+    pub(crate) tiers: Vec<StorageTier>,
     /// Two changes of a file never have the same times if the times were read in between.
-    fine_times: bool,
+    pub(crate) fine_times: bool,
+    /// Notified when the health of a device changes.
+    pub(crate) health_changed: tokio::sync::Notify,
     open: OpenContents,
     pub(crate) view_links: ViewLinks,
 }
@@ -90,16 +80,9 @@ impl ContentStore {
             return Err(bad("a mount needs at least one fast-pool directory (--fast DIR)".into()));
         }
         crate::external_writers::ignore_lease_breaks();
-        let devices = paths.iter().map(|p| Device::open(p)).collect::<Result<Vec<_>>>()?;
-        let mut seen = std::collections::HashSet::new();
-        let mut total = 0;
-        for device in &devices {
-            let stat = rustix::fs::statvfs(&device.path).map_err(|e| device.failed("statvfs", e.into()))?;
-            let dev = fs::metadata(&device.path).map_err(|e| device.failed("stat", e))?.dev();
-            if seen.insert(dev) {
-                total += stat.f_blocks * stat.f_frsize;
-            }
-        }
+        let open = |(number, path): (usize, &PathBuf)| Device::open(path, number);
+        let devices = paths.iter().enumerate().map(open).collect::<Result<Vec<_>>>()?;
+        let total = total_bytes(devices.iter())?;
         let limit = match limit {
             Some(limit) if limit > total => {
                 return Err(bad(format!(
@@ -108,13 +91,16 @@ impl ContentStore {
                 )));
             }
             Some(limit) => limit,
-            None => (total as f64 * DEFAULT_LIMIT_SHARE) as u64,
+            None => default_limit(total),
         };
         let fine_times = devices.iter().all(|device| has_fine_times(&device.lock).unwrap_or(false));
+        let budget = SpaceBudget::new(limit);
         Ok(Self {
+            tiers: vec![StorageTier::only(budget.clone(), devices.len())],
             devices,
-            budget: SpaceBudget::new(limit),
+            budget,
             fine_times,
+            health_changed: tokio::sync::Notify::new(),
             open: OpenContents::default(),
             view_links: ViewLinks::default(),
         })
@@ -123,22 +109,11 @@ impl ContentStore {
     /// Gives every device its number in the fast pool, which the catalog calls `id`, or checks that the device has the
     /// same number as before: content is found by this number.
     pub fn identify(&self, id: &str) -> Result<()> {
-        for (number, device) in self.devices.iter().enumerate() {
-            device.identify(id, number)?;
-        }
-        Ok(())
+        self.devices.iter().try_for_each(|device| device.identify(id))
     }
 
     pub fn devices(&self) -> &[Device] {
         &self.devices
-    }
-
-    /// Returns the id of a new content file: its number and its device, which is the one with the most free space.
-    pub fn place(&self, number: ContentId) -> ContentId {
-        if self.devices.len() == 1 {
-            return number;
-        }
-        on_device(number, self.roomiest_device())
     }
 
     pub fn path(&self, id: ContentId) -> Result<PathBuf> {
@@ -150,15 +125,19 @@ impl ContentStore {
         (id.0 >> DEVICE_SHIFT) as usize
     }
 
-    fn device(&self, id: ContentId) -> Result<&Device> {
+    pub(crate) fn device(&self, id: ContentId) -> Result<&Device> {
         let number = self.device_of(id);
-        self.devices.get(number).ok_or_else(|| {
+        self.known_device(number).ok_or_else(|| {
             Error::new(
                 ErrorKind::Corrupt,
                 Side::Cache,
                 format!("content {:x} is on fast-pool device {number}, which was not given (--fast)", id.0),
             )
         })
+    }
+
+    pub(crate) fn known_device(&self, number: usize) -> Option<&Device> {
+        self.devices.iter().find(|device| device.number == number)
     }
 
     /// Makes an empty content file. Removes a file that a power cut left under the same number.
@@ -204,21 +183,6 @@ impl ContentStore {
         fs::metadata(&path).map_err(|e| Error::io(e, Side::Cache, format!("content file {}", path.display())))
     }
 
-    /// Copies a content file to an empty file; a file system with reflinks copies no bytes. Returns the bytes that the copy
-    /// occupies.
-    pub fn copy_content(&self, id: ContentId, mut to: &File) -> Result<u64> {
-        let path = self.path(id)?;
-        let mut copy = || {
-            // An offset of its own: the file that is open in the daemon is shared.
-            let mut from = File::open(&path)?;
-            if rustix::fs::ioctl_ficlone(to, &from).is_err() {
-                io::copy(&mut from, &mut to)?;
-            }
-            Ok(to.metadata()?.blocks() * 512)
-        };
-        copy().map_err(|e: io::Error| Error::io(e, Side::Cache, format!("copy content file {}", path.display())))
-    }
-
     /// Returns a nameless copy of a content file as it is at one moment, whoever writes it meanwhile. `None`: the file
     /// system cannot make one without copying the bytes.
     pub fn snapshot(&self, content: &Content) -> Option<File> {
@@ -246,13 +210,7 @@ impl ContentStore {
 
     /// Returns how many bytes a new content file can take before its device is full.
     pub fn free_bytes(&self) -> u64 {
-        let free = |d: &Device| {
-            rustix::fs::statvfs(&d.path).map_or(0, |s| {
-                let keep = (s.f_blocks as f64 * KEEP_FREE_SHARE) as u64;
-                s.f_bavail.saturating_sub(keep) * s.f_frsize
-            })
-        };
-        self.devices.iter().map(free).max().unwrap_or(0)
+        self.durable_devices().map(free_bytes).max().unwrap_or(0)
     }
 
     /// Returns whether any change from now on gives the file a stamp other than this current one.
@@ -269,16 +227,20 @@ impl ContentStore {
         then.duration_since(SystemTime::now()).unwrap_or_default().min(TICK)
     }
 
-    /// Makes all content that was written so far survive a power cut. Blocks.
+    /// Makes all content that was written so far survive a power cut, except on devices that are bypassed. Blocks.
     ///
     /// # Errors
     /// Includes write-back errors since the last call, even if another caller got them, too.
     pub fn sync_all(&self) -> Result<()> {
         let mut synced = Ok(());
-        for device in &self.devices {
+        for device in self.devices.iter().filter(|device| device.health().is_used()) {
             // Uses a descriptor that was open all the time: a new descriptor does not get errors that were already
             // reported.
             let one = rustix::fs::syncfs(&device.lock).map_err(|e| device.failed("sync", e.into()));
+            if one.is_err() {
+                // Space was allocated before: an error is one of the device, whatever it is called.
+                self.note_failure(device);
+            }
             synced = synced.and(one);
         }
         synced
@@ -290,7 +252,7 @@ impl ContentStore {
     /// # Errors
     /// Write-back errors that no caller got before.
     pub fn write_out(&self) -> Result<()> {
-        for device in &self.devices {
+        for device in self.devices.iter().filter(|device| device.health().is_used()) {
             let failed = |e| device.failed("sync", e);
             let dir = fs::File::open(&device.path).map_err(failed)?;
             rustix::fs::syncfs(&dir).map_err(|e| failed(e.into()))?;
@@ -317,116 +279,36 @@ impl ContentStore {
     }
 }
 
+/// Returns the bytes that the daemon may still write to the file system of a device.
+pub(crate) fn free_bytes(device: &Device) -> u64 {
+    rustix::fs::statvfs(&device.path).map_or(0, |s| {
+        let keep = (s.f_blocks as f64 * KEEP_FREE_SHARE) as u64;
+        s.f_bavail.saturating_sub(keep) * s.f_frsize
+    })
+}
+
+/// Returns the size of the file systems that the devices are in.
+pub(crate) fn total_bytes<'a>(devices: impl Iterator<Item = &'a Device>) -> Result<u64> {
+    let mut seen = std::collections::HashSet::new();
+    let mut total = 0;
+    for device in devices {
+        let stat = rustix::fs::statvfs(&device.path).map_err(|e| device.failed("statvfs", e.into()))?;
+        let dev = fs::metadata(&device.path).map_err(|e| device.failed("stat", e))?.dev();
+        if seen.insert(dev) {
+            total += stat.f_blocks * stat.f_frsize;
+        }
+    }
+    Ok(total)
+}
+
+/// Returns the limit for file systems of this size, if none was given.
+pub(crate) fn default_limit(total: u64) -> u64 {
+    (total as f64 * DEFAULT_LIMIT_SHARE) as u64
+}
+
 /// Returns the id of the content file of this number on a device.
 pub(crate) fn on_device(number: ContentId, device: usize) -> ContentId {
     ContentId(number.0 | (device as u64) << DEVICE_SHIFT)
-}
-
-impl Device {
-    fn open(path: &Path) -> Result<Self> {
-        let fail = |what: &str, e: io::Error| {
-            Error::io(e, Side::Cache, format!("fast-pool directory {}: {what}", path.display()))
-        };
-        // The directory holds names and bytes of all users' files, so it is for the daemon alone, whatever the umask
-        // is.
-        let make = |dir: &Path| DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        let refused = |e: io::Error| match e.raw_os_error() {
-            Some(libc::EROFS) => fail("the file system is read-only; give one that can be written", e),
-            Some(libc::ENOSPC) => fail("the file system is full; make room or give another", e),
-            Some(libc::EACCES | libc::EPERM) => fail("not writable; give one that you own", e),
-            _ => fail("cannot be made", e),
-        };
-        make(path).map_err(refused)?;
-        // Checked before anything is created in it: a path that another user controls may lead elsewhere.
-        let path = &crate::guard::take(path)?;
-        make(&path.join("content")).and_then(|()| make(&path.join("catalog"))).map_err(refused)?;
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .read(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path.join("lock"))
-            .map_err(|e| fail("cannot be written; give one that you own", e))?;
-        Self::take(path, &lock)?;
-        Ok(Self { path: path.to_owned(), lock })
-    }
-
-    fn take(path: &Path, lock: &File) -> Result<()> {
-        use rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        let begun = Instant::now();
-        while rustix::fs::flock(lock, NonBlockingLockExclusive).is_err() {
-            let mut pid = String::new();
-            let _ = (&*lock).rewind().and_then(|()| (&*lock).read_to_string(&mut pid));
-            // A daemon that was killed holds the lock until its last thread has ended.
-            if begun.elapsed() < ENDING_MAX && pid.trim().parse().is_ok_and(process::is_ending) {
-                std::thread::sleep(Duration::from_millis(5));
-                continue;
-            }
-            return Err(Error::new(
-                ErrorKind::Busy,
-                Side::Cache,
-                format!(
-                    "fast-pool directory {} is in use by the daemon with pid {}: unmount that one, or give another \
-                     directory",
-                    path.display(),
-                    pid.trim()
-                ),
-            ));
-        }
-        let write = || -> io::Result<()> {
-            lock.set_len(0)?;
-            (&*lock).rewind()?;
-            (&*lock).write_all(format!("{}\n", std::process::id()).as_bytes())
-        };
-        write().map_err(|e| {
-            Error::io(e, Side::Cache, format!("fast-pool directory {}: cannot be written; make room", path.display()))
-        })
-    }
-
-    fn identify(&self, id: &str, number: usize) -> Result<()> {
-        let path = self.path.join("device");
-        let want = format!("{id} {number}\n");
-        match fs::read_to_string(&path) {
-            Ok(have) if have == want => Ok(()),
-            // An empty file is left by a power cut before its sync.
-            Ok(have) if !have.is_empty() => Err(bad(format!(
-                "fast-pool directory {} belongs to another mount or place in the list ({} instead of {}): give the \
-                 directories in the order of the first mount",
-                self.path.display(),
-                have.trim(),
-                want.trim(),
-            ))),
-            _ => OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(&path)
-                .and_then(|mut mark| mark.write_all(want.as_bytes()).and_then(|()| mark.sync_all()))
-                .map_err(|e| self.failed("cannot be written", e)),
-        }
-    }
-
-    fn content_path(&self, id: ContentId) -> PathBuf {
-        let mut path = self.path.join("content");
-        path.push(format!("{:x}", (id.0 & !(0xff << DEVICE_SHIFT)) >> FILES_PER_DIR_SHIFT));
-        path.push(format!("{:x}", id.0));
-        path
-    }
-
-    fn make_dir(&self, content: &Path) -> Result<()> {
-        match content.parent().map(|dir| DirBuilder::new().mode(0o700).create(dir)) {
-            Some(Err(e)) if e.kind() != io::ErrorKind::AlreadyExists => Err(self.failed("make a directory", e)),
-            _ => Ok(()),
-        }
-    }
-
-    fn failed(&self, what: &str, error: io::Error) -> Error {
-        Error::io(error, Side::Cache, format!("fast-pool directory {}: {what}", self.path.display()))
-    }
 }
 
 /// Removes the immutable flag of a content file. Returns whether that worked.
@@ -440,13 +322,13 @@ fn release(path: &Path) -> bool {
     release().is_some()
 }
 
-fn bad(context: String) -> Error {
+pub(crate) fn bad(context: String) -> Error {
     Error::new(ErrorKind::InvalidInput, Side::Application, context)
 }
 
 /// Returns whether the file system gives each change a time other than the last one that was read (multigrain
 /// timestamps, since Linux 6.13).
-fn has_fine_times(file: &File) -> io::Result<bool> {
+pub(crate) fn has_fine_times(file: &File) -> io::Result<bool> {
     let mode = rustix::fs::Mode::from_raw_mode(file.metadata()?.mode());
     let mut last = None;
     for _ in 0..64 {

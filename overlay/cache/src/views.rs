@@ -78,23 +78,23 @@ impl ContentStore {
     /// view has a name for the file, it goes on being counted.
     pub(crate) fn remove_content(&self, id: crate::ContentId, bytes: u64) -> Result<()> {
         if !self.has_views() {
-            return self.remove(id).inspect(|()| self.budget.account(bytes, 0));
+            return self.remove(id).inspect(|()| self.account(id, bytes, 0));
         }
         let _alone = self.view_links.removing.lock();
         let outlived = self.stat(id).map_or(0, |meta| if meta.nlink() > 1 { meta.blocks() * 512 } else { 0 });
         self.remove(id)?;
         self.view_links.outlived_bytes.fetch_add(outlived, Ordering::AcqRel);
-        self.budget.account(bytes, outlived);
+        self.account(id, bytes, outlived);
         Ok(())
     }
 
     /// Returns the names of all views, with their devices, that a daemon left.
     pub fn views(&self) -> Vec<(usize, String)> {
         let mut found = Vec::new();
-        for (number, device) in self.devices().iter().enumerate() {
+        for device in self.devices() {
             let Ok(dirs) = fs::read_dir(device.path.join(VIEWS)) else { continue };
             let names = dirs.flatten().filter_map(|dir| dir.file_name().into_string().ok());
-            found.extend(names.filter(|name| name != REMOVED).map(|name| (number, name)));
+            found.extend(names.filter(|name| name != REMOVED).map(|name| (device.number, name)));
         }
         self.view_links.any.fetch_or(!found.is_empty(), Ordering::AcqRel);
         found

@@ -7,7 +7,7 @@ use forebay_backends::Result;
 use serde::{Deserialize, Serialize};
 
 use super::records::encode;
-use super::{Batch, Catalog, cf, decoded};
+use super::{Batch, Catalog, cf, decoded, id_of};
 use crate::Ino;
 use forebay_cache::{CHUNK_BYTES, ContentId, ExtentSet};
 
@@ -115,6 +115,19 @@ impl Catalog {
         Ok(Some(record))
     }
 
+    /// Visits the content files of a device, which is the first byte of their ids.
+    pub fn contents_on(
+        &self,
+        device: usize,
+        mut each: impl FnMut(ContentId, ContentRecord) -> Result<bool>,
+    ) -> Result<()> {
+        let Ok(device) = u8::try_from(device) else { return Ok(()) };
+        self.scan(cf::RESIDENCY, &[device], |key, value| match key.first() {
+            Some(first) if *first == device => each(ContentId(id_of(key)?), decode_head(value)?),
+            _ => Ok(false),
+        })
+    }
+
     /// Returns the CRC32C of each fetched chunk, ascending by chunk number.
     pub fn checksums(&self, id: ContentId, record: &ContentRecord) -> Result<Vec<(u32, u32)>> {
         let mut checksums = record.group(0).to_vec();
@@ -148,6 +161,17 @@ impl Batch<'_> {
         record.checksums = Checksums::new();
         record.groups = 1;
         self.put_content(id, record);
+    }
+
+    /// Writes the record of whole content that was in another content file, with its checksums.
+    pub fn put_moved_content(&mut self, from: ContentId, to: ContentId, record: &ContentRecord) -> Result<()> {
+        for group in 1..record.groups {
+            if let Some(some) = self.catalog.get::<Checksums>(cf::CHUNKS, &group_key(from, group))? {
+                self.put_raw(cf::CHUNKS, &group_key(to, group), &encode(&some));
+            }
+        }
+        self.put_content(to, record);
+        Ok(())
     }
 
     pub fn delete_content(&mut self, id: ContentId) {

@@ -11,6 +11,7 @@ use forebay_cache::guard;
 
 use super::config::MountConfig;
 use super::registry::{self, RegisteredMount};
+use super::worker::policy;
 use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
 
 /// What a mount would do, as far as it is known in advance.
@@ -65,6 +66,16 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
         apart("the fast pool", fast, "the mountpoint", &config.mountpoint)?;
         if config.fast[..at].contains(fast) {
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
+        }
+    }
+    for tier in policy(config)?.tiers {
+        for dir in &tier.dirs {
+            let (dir, _) = fast_dir(dir)?;
+            let what = format!("a directory of tier {}", tier.name);
+            if let Some(pool) = &pool {
+                apart(&what, &dir, "the pool", pool)?;
+            }
+            apart(&what, &dir, "the mountpoint", &config.mountpoint)?;
         }
     }
     let mut entries = registry::entries();

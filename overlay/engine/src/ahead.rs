@@ -174,7 +174,7 @@ impl Overlay {
 impl Overlay {
     /// Notes uses of files that bypassed the engine.
     pub fn note_uses(&self, files: impl IntoIterator<Item = Ino>) {
-        files.into_iter().for_each(|ino| self.inner.evictor.note_use(ino.0));
+        files.into_iter().for_each(|ino| self.inner.note_observed(ino));
     }
 
     /// Counts a file that was fetched ahead of its reader.

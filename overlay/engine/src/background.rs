@@ -16,7 +16,7 @@ use forebay_cache::ContentId;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use super::{Inner, Ino, Txn};
+use super::{Inner, Ino, Txn, tiers};
 
 /// How long a change may stay unsynced if no program syncs it.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
@@ -67,6 +67,8 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     spawn("scratch", Box::pin(inner.clone().scratch_loop()));
     spawn("views", Box::pin(inner.clone().view_loop()));
     spawn("count", Box::pin(count_loop(inner.clone())));
+    spawn("tiers", Box::pin(tiers::rounds::tier_loop(inner.clone())));
+    spawn("devices", Box::pin(tiers::device_health::health_loop(inner.clone())));
     if !inner.policy().pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));
     }
@@ -235,15 +237,18 @@ impl Inner {
     /// The count is the sum of the records as they were at the start. Each later change counts its difference to its
     /// record itself.
     fn look_around(&self, start: Start, stop: &CancellationToken) -> Result<()> {
-        let mut sum = 0;
+        let (mut sum, mut sums) = (0, vec![0; self.store.tiers().len()]);
         let begun = || _ = start.begun.send(());
         self.catalog.contents_as_of(begun, |id, record| {
-            sum += record.bytes;
+            match self.store.tier_of(id) {
+                Some(tier) => sums[tier] += record.bytes,
+                None => sum += record.bytes,
+            }
             match self.catalog.inode(record.ino)? {
                 Some(inode) if !inode.file.is_dirty() => {
                     // The record may have changed since the start.
                     if let Some(now) = self.catalog.content(id)? {
-                        self.evictor.insert(record.ino.0, now.bytes);
+                        self.note_clean(record.ino, Some(id), now.bytes);
                     }
                 }
                 Some(_) => self.recount(record.ino, id)?,
@@ -254,7 +259,7 @@ impl Inner {
         if stop.is_cancelled() {
             return Ok(());
         }
-        self.store.budget.account(start.counted_bytes, sum);
+        self.store.account_at_start(start.counted_bytes, sum, &sums);
         self.sweep_contents()?;
         self.sweep_inodes(stop)
     }

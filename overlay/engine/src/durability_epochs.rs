@@ -41,6 +41,7 @@ impl Inner {
             // The first call checked the content. If the second one fails, too, its error is returned.
             self.sync_store()?;
         }
+        self.check_left()?;
         self.catalog.close_epoch(epoch)?;
         Ok(epoch)
     }
@@ -49,6 +50,7 @@ impl Inner {
     pub(super) fn sync_content_so_far(self: &Arc<Self>) -> Result<()> {
         let epoch = self.catalog.next_epoch()?;
         self.sync_store()?;
+        self.check_left()?;
         self.synced_epoch.fetch_max(epoch, Ordering::AcqRel);
         Ok(())
     }

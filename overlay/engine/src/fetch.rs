@@ -245,7 +245,7 @@ impl Inner {
                 return Ok(Some((self.content(node.ino, &mut state)?, id)));
             }
         }
-        let content = self.spares.take()?;
+        let content = self.spares.take_on(self.tier_for_fetch(node, CHUNK_BYTES))?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let record = txn.record(node.ino)?;
@@ -285,7 +285,8 @@ impl Inner {
         // Read under the lock: of two chunks that land together, the one that is counted last includes the other.
         let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
-        if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+        let is_used = self.store.is_used(id);
+        if !of_version || !is_used || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
             return Err(changed(path));
         }
         let size = state.record.size;
@@ -298,8 +299,8 @@ impl Inner {
             change.complete()?;
         }
         change.commit()?;
-        self.store.budget.account(before, occupied);
-        self.evictor.insert(node.ino.0, occupied);
+        self.store.account(id, before, occupied);
+        self.note_clean(node.ino, Some(id), occupied);
         self.fetched_epoch.store(epoch, Ordering::Relaxed);
         Ok(())
     }
@@ -315,7 +316,7 @@ impl Inner {
             let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
             change.complete()?;
             change.commit()?;
-            self.evictor.insert(node.ino.0, 0);
+            self.note_clean(node.ino, state.record.file.content(), 0);
         }
         Ok(())
     }
@@ -369,7 +370,10 @@ impl Inner {
         let residency = self.residency(state)?;
         let before = std::mem::replace(&mut residency.bytes, occupied);
         let ino = residency.ino;
-        self.store.budget.account(before, occupied);
+        match state.record.file.content() {
+            Some(id) => self.store.account(id, before, occupied),
+            None => self.store.budget.account(before, occupied),
+        }
         let dirty = state.record.file.is_dirty() && !state.is_deleted();
         self.shares.charge(ino, dirty.then_some((state.record.uid, occupied)));
         state.count_unsaved |= before != occupied;

@@ -3,6 +3,7 @@
 mod inherited;
 mod modify;
 mod open;
+mod open_contents;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -12,13 +13,14 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use forebay_cache::Content;
 use forebay_cache::content_io;
-use forebay_cache::{CHUNK_BYTES, Reservation};
+use forebay_cache::{CHUNK_BYTES, ContentId, Reservation};
 use forebay_policy::{FlushPolicy, Read};
 use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::node::{Node, Readahead};
 use crate::shares::Promise;
+use crate::tiers::device_health::is_of_device;
 
 /// The longest readahead window of a sequential reader, in requests to the pool.
 const READAHEAD_REQUESTS: u64 = 8;
@@ -48,7 +50,10 @@ impl Overlay {
             };
             if let Some(content) = whole {
                 inner.counters.read_hits.fetch_add(1, Ordering::Relaxed);
-                return inner.read_content(&content, offset, len as usize).await;
+                match inner.read_content(&content, offset, len as usize).await {
+                    Err(e) if inner.content_failed(&node, ContentId(content.id), &e) => continue,
+                    read => return read,
+                }
             }
             let size = node.state.lock().record.size;
             let end = size.min(offset.saturating_add(u64::from(len)));
@@ -69,6 +74,10 @@ impl Overlay {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
                 match inner.fetch(&node, offset..end).await {
                     Err(e) if e.is(ErrorKind::NoSpace) => return inner.read_uncached(&node, offset..end).await,
+                    Err(e) if is_of_device(&e) => match inner.fetch_failed(&node, &e) {
+                        true => continue,
+                        false => return inner.read_uncached(&node, offset..end).await,
+                    },
                     other => other?,
                 }
             }
@@ -79,7 +88,13 @@ impl Overlay {
                 if valid { Some(inner.content(ino, &mut state)?) } else { None }
             };
             if let Some(content) = content {
-                return inner.read_content(&content, offset, (end - offset) as usize).await;
+                match inner.read_content(&content, offset, (end - offset) as usize).await {
+                    Err(e) if is_of_device(&e) && !inner.content_failed(&node, ContentId(content.id), &e) => {
+                        return inner.read_uncached(&node, offset..end).await;
+                    }
+                    Err(e) if is_of_device(&e) => continue,
+                    read => return read,
+                }
             }
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is read", inner.display(ino))))
@@ -99,7 +114,11 @@ impl Overlay {
             match rustix::io::pwrite(&*file, &data[done..], offset + done as u64) {
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
-                Err(e) if done == 0 => return Err(failed(e.into())),
+                Err(e) if done == 0 => {
+                    let error = failed(e.into());
+                    inner.store.note_error(ContentId(content.id), &error);
+                    return Err(error);
+                }
                 Err(_) => break,
             }
         }
@@ -128,6 +147,9 @@ impl Overlay {
     /// `EIO` if part of the content was lost on its way to the device, now or earlier.
     pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let node = self.inner.node(ino)?;
+        if node.state.lock().record.file.is_dirty() {
+            self.inner.leave_memory(&node).await?;
+        }
         let content = {
             let mut state = node.state.lock();
             match state.record.file.is_dirty() {

@@ -17,6 +17,7 @@
 //! | `layout` | stripes and storage pools, where the pool has them |
 //! | `ttl` | how long the kernel may cache an answer |
 //! | `space` | space in the fast pool: eviction, and writers that must stay below the limit |
+//! | `tiers` | which devices content is on, moves between them, and devices that fail |
 //! | `staging` | requests of operators, and their progress: stage, flush, evict, leases |
 //! | `advisor`, `ahead` | what the engine asks the `jobs` crate; what the `jobs` crate needs of the engine |
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
@@ -52,6 +53,7 @@ mod shares;
 mod space;
 mod staging;
 mod status;
+mod tiers;
 mod ttl;
 mod txn;
 mod types;
@@ -174,6 +176,7 @@ pub(crate) struct Inner {
     pub room: space::room::WaitingWriters,
     pub scratch: scratch::ScratchDirs,
     pub views: views::Views,
+    pub tiers: tiers::TierWork,
     pub shares: Arc<Shares>,
     pub reattached: bool,
     /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
@@ -199,11 +202,14 @@ impl Overlay {
     /// The error names what is wrong with the fast pool, the limit or the catalog, and the remedy. `Unavailable` if the
     /// catalog is new and the pool does not answer.
     pub async fn open(options: Options) -> Result<Self> {
-        let store = Arc::new(ContentStore::open(&options.fast, options.limit_bytes)?);
+        let mut store = ContentStore::open(&options.fast, options.limit_bytes)?;
         let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
         crate::salvage::sound(&options.fast[0])?;
         let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
-        store.identify(&identity(&catalog)?)?;
+        let id = identity(&catalog)?;
+        tiers::absent::attach(&mut store, &catalog, &options.policy, &id)?;
+        store.identify(&id)?;
+        let store = Arc::new(store);
         claim(&catalog, &options.pool.url(), &options.fast[0])?;
         let evictor =
             forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
@@ -236,7 +242,6 @@ impl Overlay {
             store,
             io,
             io_fallback,
-            policies: policies::Policies::new(options.policy),
             read_only: options.read_only,
             node_name: options.node,
             table: NodeTable::default(),
@@ -265,6 +270,8 @@ impl Overlay {
             room: space::room::WaitingWriters::default(),
             scratch: scratch::ScratchDirs::default(),
             views: views::Views::default(),
+            tiers: tiers::TierWork::new(&options.policy),
+            policies: policies::Policies::new(options.policy),
             shares,
             reattached: options.reattached,
             inherited: Mutex::default(),

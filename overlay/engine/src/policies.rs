@@ -213,6 +213,7 @@ impl Overlay {
     /// Puts a policy into force. What waits in the queue of the flush gets its time by the new rules.
     pub fn set_policy(&self, policy: Policy) {
         self.inner.catalog.set_queue_delay(policy.shortest_idle());
+        let policy = policy.with_tiers_of(&self.inner.policy());
         self.inner.policies.0.store(Arc::new(policy));
         self.inner.policy_changed();
     }

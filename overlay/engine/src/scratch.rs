@@ -122,6 +122,7 @@ impl Overlay {
                 limit_bytes: limit,
                 created_unix: unix_now(),
             };
+            let record_device = record.device;
             let mut known = inner.scratch.known.lock();
             if known.len() >= DIRS_MAX {
                 let what = format!("there are {DIRS_MAX} scratch directories: `forebay scratch discard` removes one");
@@ -135,7 +136,7 @@ impl Overlay {
                     known.remove(&request.id);
                     return Err(error);
                 }
-                inner.store.budget.account(0, limit.unwrap_or(0));
+                inner.store.account_on(record_device, 0, limit.unwrap_or(0));
             }
             drop((known, reserved));
             inner.catalog.sync()?;
@@ -169,7 +170,7 @@ impl Overlay {
         let charged_bytes = known.remove(id).map_or(0, |known| known.charged_bytes);
         inner.save_scratch(&known)?;
         drop(known);
-        inner.store.budget.account(charged_bytes, 0);
+        inner.store.account_on(taken.record.device, charged_bytes, 0);
         // The loop removes the files.
         inner.scratch.bell.notify_one();
         Ok(())
@@ -378,7 +379,7 @@ impl Inner {
             },
             false => wanted,
         };
-        self.store.budget.account(known.charged_bytes, is);
+        self.store.account_on(known.record.device, known.charged_bytes, is);
         known.charged_bytes = is;
     }
 }

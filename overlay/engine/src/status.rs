@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_api::operator::{
-    ContentState, Counters, DeviceStatus, Difference, DirtyFile, ListedPath, ObjectKind, Status,
-};
+use forebay_api::operator::{ContentState, Counters, Difference, DirtyFile, ListedPath, ObjectKind, Status};
 use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_catalog::{FileState, Intent, ListingState};
 use forebay_system::clock::unix_now;
@@ -14,6 +12,7 @@ use tokio::sync::Semaphore;
 use super::coherence::Age;
 use super::namespace::Ask;
 use super::{Inner, Ino, Overlay};
+use crate::tiers::device_status;
 
 /// Failed flushes that `status` names.
 const SHOWN_ERRORS: usize = 20;
@@ -141,7 +140,8 @@ impl Inner {
             pool: self.pool.url(),
             under_way: self.pool.under_way(),
             pool_state: self.health.why_down().map_or_else(|| "up".into(), |why| format!("down: {why}")),
-            fast: self.store.devices().iter().map(device_status).collect(),
+            fast: self.store.devices().iter().map(|device| device_status(&self.store, device)).collect(),
+            tiers: self.tier_statuses(),
             limit_bytes: budget.limit(),
             used_bytes: budget.used(),
             reserved_bytes: budget.reserved(),
@@ -234,7 +234,9 @@ impl Inner {
             }
             let state = node.state.lock();
             let lost = state.record.file.content().and_then(|id| self.catalog.check_kept(id).err());
-            dirty.error = lost.map(|error| error.to_string()).or_else(|| self.flusher.errors.of(node.ino));
+            let unhealthy = || state.record.file.content().and_then(|id| self.store.unhealthy(id));
+            let failed = lost.map(|error| error.to_string()).or_else(|| self.flusher.errors.of(node.ino));
+            dirty.error = failed.or_else(unhealthy);
             if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
                 return Ok(None);
             }
@@ -319,18 +321,5 @@ fn content_state(file: FileState) -> ContentState {
         () if file.is_whole() => ContentState::Resident,
         () if file.is_partial() => ContentState::Partial,
         () => ContentState::Absent,
-    }
-}
-
-fn device_status(device: &forebay_cache::Device) -> DeviceStatus {
-    let path = device.path.display().to_string();
-    match rustix::fs::statvfs(&device.path) {
-        Ok(s) => DeviceStatus {
-            path,
-            total_bytes: s.f_blocks * s.f_frsize,
-            free_bytes: s.f_bavail * s.f_frsize,
-            state: "healthy".into(),
-        },
-        Err(e) => DeviceStatus { path, total_bytes: 0, free_bytes: 0, state: format!("bad: {e}") },
     }
 }

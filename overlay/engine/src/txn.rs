@@ -13,7 +13,6 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use super::{Inner, Ino};
 use crate::node::{Attachment, Node, NodeState};
-use crate::space::order::EvictionOrder;
 
 /// How many unanswered requests the record of one name remembers; older ones are forgotten.
 const SENT_REMEMBERED: usize = 16;
@@ -50,7 +49,7 @@ impl PendingState {
         self.evictable = Some(None);
     }
 
-    fn apply(self, ino: Ino, state: &mut NodeState, order: &EvictionOrder) {
+    fn apply(self, ino: Ino, state: &mut NodeState, inner: &Inner) {
         if let Some(content) = self.content {
             (state.content, state.residency) = content.unzip();
         }
@@ -59,8 +58,8 @@ impl PendingState {
         }
         state.count_unsaved &= !self.count_saved;
         match self.evictable {
-            Some(Some(bytes)) => order.insert(ino.0, bytes),
-            Some(None) => order.remove(ino.0),
+            Some(Some(bytes)) => inner.note_clean(ino, state.record.file.content(), bytes),
+            Some(None) => inner.evictor.remove(ino.0),
             None => {}
         }
     }
@@ -337,6 +336,7 @@ impl<'a> Txn<'a> {
         }
         edit.record.file = edit.record.file.modify(unix_now())?;
         edit.pending.evictable = Some(None);
+        inner.note_modified(ino, &edit.guard);
         Ok(())
     }
 
@@ -378,6 +378,22 @@ impl<'a> Txn<'a> {
         if edit.record.file.is_dirty() {
             edit.pending.evictable = Some(None);
         }
+        Ok(())
+    }
+
+    /// Records that the bytes of an inode are in another content file, `content`, and no longer in `from`.
+    pub fn move_content(
+        &mut self,
+        ino: Ino,
+        from: ContentId,
+        content: Arc<Content>,
+        residency: ContentRecord,
+    ) -> Result<()> {
+        self.batch.put_moved_content(from, ContentId(content.id), &residency)?;
+        let edit = self.edit(ino)?;
+        let is_clean = !edit.record.file.is_dirty();
+        edit.pending.evictable = Some(is_clean.then_some(residency.bytes));
+        edit.pending.content = Some(Some((content, residency)));
         Ok(())
     }
 
@@ -505,7 +521,7 @@ impl<'a> Txn<'a> {
             }
             edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
             edit.guard.record = edit.record;
-            edit.pending.apply(ino, &mut edit.guard, &self.inner.evictor);
+            edit.pending.apply(ino, &mut edit.guard, self.inner);
             if edit.gone {
                 edit.guard.attachment = Attachment::Deleted;
                 gone.push(ino);

@@ -61,6 +61,7 @@ impl Policy {
             ("prefetch.jobs", mount.prefetch.jobs.to_string()),
             ("prefetch.online", mount.prefetch.online.to_string()),
             ("observer.at-work", if mount.observes_always { "always" } else { "needed" }.into()),
+            ("tiers", format!("{:?}", mount.tiers.iter().map(|tier| &tier.name).collect::<Vec<_>>())),
             ("allow.settings", format!("[{}]", allowed.join(", "))),
             ("storage-pools", format!("{:?}", mount.storage_pool_names)),
         ]

@@ -4,6 +4,7 @@ use forebay_backends::{PoolPath, Result};
 
 use crate::document::{Fields, Source};
 use crate::settings::{Setting, SettingName};
+use crate::tiers;
 use crate::{Origin, PathPolicy, Policy, Verdict};
 
 /// The extended attribute. Its value is TOML with settings alone: `flush = "on-close"`.
@@ -27,6 +28,9 @@ impl Policy {
         let settings: Vec<Setting> = Setting::all_of(&fields)?.into_iter().map(|(setting, _)| setting).collect();
         for setting in &settings {
             let name = setting.name();
+            if let Setting::Tier(Some(tier)) = setting {
+                tiers::check_name(tier, &self.mount.tiers).map_err(|why| fields.error(name.key(), why))?;
+            }
             if !self.allowed.contains(&name) {
                 let allowed: Vec<&str> = self.allowed.iter().map(|name| name.key()).collect();
                 let what = format!("the site does not allow `{name}` here; it allows {}", allowed.join(", "));

@@ -17,6 +17,7 @@ mod sections;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod writeback;
 
 use std::fmt;
@@ -29,13 +30,14 @@ pub use conditions::{Accounts, Context, FileFacts, JobFacts, NeededFacts, NoAcco
 use conditions::{CONDITIONS, Conditions};
 pub use directory::{DIRECTORY_POLICY_XATTR, DirectoryPolicy};
 pub use document::Place;
-use document::{Fields, Source};
+use document::{Fields, Source, invalid};
 pub use files::{FILES_MAX, PolicyFile, PolicyFiles, includes};
 use index::{IndexBuilder, RuleIndex};
 use sections::SECTIONS;
 pub use sections::{MountPolicy, Prefetch, SharePolicy, SpacePolicy};
 use settings::Setting;
 pub use settings::{ConflictPolicy, Consistency, FlushPolicy, PathPolicy, Priority, Read, SettingName, Write};
+pub use tiers::Tier;
 pub use writeback::{RateWindow, WriteBack};
 
 /// A compiled policy.
@@ -44,8 +46,8 @@ pub struct Policy {
     mount: MountPolicy,
     /// The settings of paths that no rule matches.
     default: PathPolicy,
-    /// Where the default was set, for settings that were.
-    default_places: Vec<(SettingName, Place)>,
+    /// What the `[default]` sections set.
+    default_settings: Vec<(Setting, Place)>,
     rules: Vec<PolicyRule>,
     index: RuleIndex,
     needed: NeededFacts,
@@ -105,7 +107,7 @@ impl Default for Policy {
         Self {
             mount: MountPolicy::default(),
             default: PathPolicy::default(),
-            default_places: Vec::new(),
+            default_settings: Vec::new(),
             rules: Vec::new(),
             index: RuleIndex::default(),
             needed: NeededFacts::default(),
@@ -132,15 +134,15 @@ impl Policy {
         for file in &files.0 {
             let (source, document) = Source::parse(&file.name, &file.text)?;
             let document = document.as_table();
-            let known: Vec<&str> = ["include", "default", "rule"].into_iter().chain(SECTIONS).collect();
+            let known: Vec<&str> = ["include", "default", "rule", "tier"].into_iter().chain(SECTIONS).collect();
             Fields::of(&source, "a policy", document, &known)?;
             policy.mount.take(&source, document)?;
             let settings = SettingName::ALL.map(SettingName::key);
             if let Some(default) = Fields::section(&source, document, "default", &settings)? {
                 for (setting, place) in Setting::all_of(&default)? {
                     setting.apply(&mut policy.default);
-                    policy.default_places.retain(|(name, _)| *name != setting.name());
-                    policy.default_places.push((setting.name(), place));
+                    policy.default_settings.retain(|(earlier, _)| earlier.name() != setting.name());
+                    policy.default_settings.push((setting, place));
                 }
             }
             for table in tables(&source, document)? {
@@ -148,6 +150,7 @@ impl Policy {
                 policy.rules.push(PolicyRule::parse(&source, table, context, number, &mut index)?);
             }
         }
+        policy.check_tiers()?;
         policy.index = index.build()?;
         for rule in &policy.rules {
             let needed = rule.conditions.needed();
@@ -156,6 +159,23 @@ impl Policy {
             policy.needed.jobs |= needed.jobs;
         }
         Ok(policy)
+    }
+
+    /// Checks that the tiers that are named exist.
+    fn check_tiers(&self) -> Result<()> {
+        let settings = self.rules.iter().flat_map(|rule| &rule.settings);
+        for (setting, place) in settings.chain(&self.default_settings) {
+            if let Setting::Tier(Some(name)) = setting {
+                tiers::check_name(name, &self.mount.tiers).map_err(|why| invalid(format!("{place}: {why}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the policy with the tiers of another one: those of a fast pool that is in use do not change.
+    pub fn with_tiers_of(mut self, other: &Self) -> Self {
+        self.mount.tiers = other.mount.tiers.clone();
+        self
     }
 
     /// Compiles one text, for a pool of which the rules need not know the URL.
@@ -168,7 +188,7 @@ impl Policy {
 
     /// Returns the settings of a file: the default, changed by every matching rule in order.
     pub fn decide(&self, facts: &FileFacts<'_>) -> PathPolicy {
-        let mut policy = self.default;
+        let mut policy = self.default.clone();
         for rule in self.matching(facts) {
             rule.settings.iter().for_each(|(setting, _)| setting.apply(&mut policy));
         }
@@ -177,10 +197,10 @@ impl Policy {
 
     /// Returns the settings of a file, and what made each of them.
     pub fn explain(&self, facts: &FileFacts<'_>) -> Verdict {
-        let mut policy = self.default;
+        let mut policy = self.default.clone();
         let mut origins = vec![Origin::BuiltIn; SettingName::ALL.len()];
-        for (name, place) in &self.default_places {
-            origins[*name as usize] = Origin::Default { place: place.clone() };
+        for (setting, place) in &self.default_settings {
+            origins[setting.name() as usize] = Origin::Default { place: place.clone() };
         }
         for rule in self.matching(facts) {
             for (setting, place) in &rule.settings {
@@ -237,7 +257,7 @@ impl Policy {
             Some(policy.flush_deadline.map_or(time, |deadline| time.min(deadline)))
         };
         let rules = self.rules.iter().map(|rule| {
-            let mut policy = self.default;
+            let mut policy = self.default.clone();
             rule.settings.iter().for_each(|(setting, _)| setting.apply(&mut policy));
             policy
         });
@@ -249,12 +269,12 @@ impl Policy {
         });
         let by_owner = [SettingName::Flush, SettingName::FlushDeadline].iter().any(|name| self.allowed.contains(name));
         let directories = by_owner.then_some(Duration::ZERO);
-        rules.chain([self.default]).filter_map(of).chain(deadlines).chain(directories).min().unwrap_or_default()
+        rules.chain([self.default.clone()]).filter_map(of).chain(deadlines).chain(directories).min().unwrap_or_default()
     }
 
     /// Returns the settings if they are the same for every file, so that the caller need not know the file.
     pub fn uniform(&self) -> Option<PathPolicy> {
-        (self.rules.is_empty() && self.mount.allowed.is_empty()).then_some(self.default)
+        (self.rules.is_empty() && self.mount.allowed.is_empty()).then(|| self.default.clone())
     }
 }
 

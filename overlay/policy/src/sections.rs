@@ -8,6 +8,7 @@ use toml_edit::Table;
 
 use crate::document::{Fields, Source, duration, meant};
 use crate::settings::SettingName;
+use crate::tiers::{self, Tier};
 use crate::writeback::{RateWindow, WriteBack, rate};
 
 /// Limits of the fast pool.
@@ -64,6 +65,8 @@ pub struct MountPolicy {
     /// How long idle processors may take to wake up while requests stream, to the microsecond. Zero: they do not sleep.
     /// `None`: no limit.
     pub wakeup_latency: Option<Duration>,
+    /// Fastest first. Empty: the `--fast` directories are the only tier.
+    pub tiers: Vec<Tier>,
     pub write_back: WriteBack,
     /// The settings that the owner of a directory may make for it by an extended attribute.
     pub allowed: Vec<SettingName>,
@@ -81,6 +84,7 @@ impl Default for MountPolicy {
             pool_deadline: Duration::from_secs(10),
             pool_retry: Duration::from_secs(2),
             wakeup_latency: Some(Duration::ZERO),
+            tiers: Vec::new(),
             write_back: WriteBack::default(),
             allowed: Vec::new(),
         }
@@ -168,6 +172,10 @@ impl MountPolicy {
                 settings.map(|settings| settings.into_iter().map(setting).collect::<Result<_>>()).transpose()?,
                 &mut self.allowed,
             );
+        }
+        let tiers = tiers::read(source, document, self.space)?;
+        if !tiers.is_empty() {
+            self.tiers = tiers;
         }
         if let Some(item) = document.get("storage-pools") {
             let table = item

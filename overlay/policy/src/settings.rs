@@ -1,6 +1,7 @@
 //! The settings that a rule can make for a path: their names, values and defaults.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_backends::Result;
@@ -81,7 +82,7 @@ pub enum ConflictPolicy {
 }
 
 /// The settings of one path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathPolicy {
     pub consistency: Consistency,
     /// How long names and attributes may be shown without asking the pool. An open follows `consistency`.
@@ -97,6 +98,8 @@ pub struct PathPolicy {
     pub flush_deadline: Option<Duration>,
     pub priority: Priority,
     pub conflict: ConflictPolicy,
+    /// The tier of the fast pool to which content is fetched. `None`: the engine chooses.
+    pub tier: Option<Arc<str>>,
 }
 
 impl Default for PathPolicy {
@@ -112,6 +115,7 @@ impl Default for PathPolicy {
             flush_deadline: None,
             priority: Priority::Normal,
             conflict: ConflictPolicy::KeepBoth,
+            tier: None,
         }
     }
 }
@@ -141,6 +145,7 @@ impl PathPolicy {
             }
             SettingName::Priority => self.priority.to_string(),
             SettingName::Conflict => self.conflict.to_string(),
+            SettingName::Tier => self.tier.as_deref().unwrap_or(AUTO).to_owned(),
         }
     }
 }
@@ -152,7 +157,7 @@ fn size_text(bytes: u64) -> String {
     unit.map_or_else(|| format!("{bytes}B"), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
-/// Spelling of a readahead that is chosen by the engine.
+/// Spelling of what is chosen by the engine.
 const AUTO: &str = "auto";
 /// Spelling of no deadline.
 const NONE: &str = "none";
@@ -171,10 +176,11 @@ pub enum SettingName {
     FlushDeadline,
     Priority,
     Conflict,
+    Tier,
 }
 
 impl SettingName {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Consistency,
         Self::MetadataTtl,
         Self::Read,
@@ -185,6 +191,7 @@ impl SettingName {
         Self::FlushDeadline,
         Self::Priority,
         Self::Conflict,
+        Self::Tier,
     ];
 
     /// Returns the key in a policy file.
@@ -200,6 +207,7 @@ impl SettingName {
             Self::FlushDeadline => "flush-deadline",
             Self::Priority => "priority",
             Self::Conflict => "conflict",
+            Self::Tier => "tier",
         }
     }
 
@@ -216,6 +224,7 @@ impl SettingName {
             Self::FlushDeadline => "none, DURATION",
             Self::Priority => "high, normal, low",
             Self::Conflict => "keep-both, fail, ours, theirs",
+            Self::Tier => "auto, NAME",
         }
     }
 }
@@ -227,7 +236,7 @@ impl fmt::Display for SettingName {
 }
 
 /// One setting with its value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Setting {
     Consistency(Consistency),
     MetadataTtl(Duration),
@@ -239,6 +248,7 @@ pub(crate) enum Setting {
     FlushDeadline(Option<Duration>),
     Priority(Priority),
     Conflict(ConflictPolicy),
+    Tier(Option<Arc<str>>),
 }
 
 impl Setting {
@@ -289,6 +299,7 @@ impl Setting {
                 "low" => Priority::Low,
                 _ => return Err(other()),
             }),
+            SettingName::Tier => Self::Tier(Some(text).filter(|text| *text != AUTO).map(Arc::from)),
             SettingName::Conflict => Self::Conflict(match text {
                 "keep-both" => ConflictPolicy::KeepBoth,
                 "fail" => ConflictPolicy::Fail,
@@ -310,7 +321,7 @@ impl Setting {
         Ok(settings)
     }
 
-    pub fn name(self) -> SettingName {
+    pub fn name(&self) -> SettingName {
         match self {
             Self::Consistency(_) => SettingName::Consistency,
             Self::MetadataTtl(_) => SettingName::MetadataTtl,
@@ -322,11 +333,12 @@ impl Setting {
             Self::FlushDeadline(_) => SettingName::FlushDeadline,
             Self::Priority(_) => SettingName::Priority,
             Self::Conflict(_) => SettingName::Conflict,
+            Self::Tier(_) => SettingName::Tier,
         }
     }
 
-    pub fn apply(self, policy: &mut PathPolicy) {
-        match self {
+    pub fn apply(&self, policy: &mut PathPolicy) {
+        match self.clone() {
             Self::Consistency(consistency) => policy.consistency = consistency,
             Self::MetadataTtl(ttl) => policy.metadata_ttl = ttl,
             Self::Read(read) => policy.read = read,
@@ -337,6 +349,7 @@ impl Setting {
             Self::FlushDeadline(deadline) => policy.flush_deadline = deadline,
             Self::Priority(priority) => policy.priority = priority,
             Self::Conflict(conflict) => policy.conflict = conflict,
+            Self::Tier(tier) => policy.tier = tier,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The configuration of a case.
 
+use std::path::Path;
+
 use forebay_engine::Policy;
 use serde::{Deserialize, Serialize};
 
@@ -46,10 +48,14 @@ pub struct Config {
     /// Files that are idle for a second are flushed. At the end no flush is requested: everything must reach the pool
     /// by itself.
     pub arrives: bool,
+    /// Content moves to a tier in memory when it is used, and is gone from there after a power cut.
+    #[serde(default)]
+    pub memory_tier: bool,
 }
 
 impl Config {
-    pub fn policy(&self) -> Policy {
+    /// `memory`: the directory of the tier in memory.
+    pub fn policy(&self, memory: &Path) -> Policy {
         let flush = match self.flushing {
             Flushing::OnClose => "on-close",
             Flushing::Manual => "manual",
@@ -68,6 +74,9 @@ impl Config {
              [[rule]]\npaths = \"**\"\nread = \"{read}\"\n",
             self.whole_file_bytes
         );
+        let tier =
+            format!("[[tier]]\nname = \"memory\"\nfast = [\"{}\"]\nlimit = \"1MiB\"\nuses = 1\n", memory.display());
+        let text = if self.memory_tier { text + &tier } else { text };
         Policy::parse(&text).expect("a policy")
     }
 }

@@ -14,6 +14,9 @@ use tokio::runtime::Runtime;
 
 use super::config::{Config, World};
 
+/// The tier in memory, below the fast directory.
+const MEMORY: &str = "memory";
+
 pub struct Machine {
     pub config: Config,
     /// The pool as other clients see and change it.
@@ -56,7 +59,7 @@ impl Machine {
             pool: self.pool.clone(),
             fast: vec![self.fast()],
             limit_bytes: Some(self.config.limit_bytes.unwrap_or(1 << 30)),
-            policy: self.config.policy(),
+            policy: self.config.policy(&self.memory_tier()),
             memory_bytes: 8 << 20,
             content_io: content_io::Choice::Plain,
             read_only: false,
@@ -91,8 +94,16 @@ impl Machine {
         // While the engine is dropped, it may still change the old directory, but not the copy.
         drop(self.running.take());
         damage(&after);
+        if self.config.world == World::PowerCuts {
+            let _ = fs::remove_dir_all(after.join(MEMORY));
+        }
         fs::remove_dir_all(&before).expect("the old fast pool is removed");
         self.start()
+    }
+
+    /// Returns the directory of the tier in memory. It is in the fast directory, so that a crash copies it, too.
+    fn memory_tier(&self) -> PathBuf {
+        self.fast().join(MEMORY)
     }
 
     pub fn content_dir(&self) -> PathBuf {
@@ -114,7 +125,7 @@ fn image(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to).expect("a directory");
     let mut entries: Vec<_> = fs::read_dir(from).expect("a directory").flatten().collect();
     // Content files before the catalog: the catalog gives up a content file before a thread removes it.
-    entries.sort_by_key(|entry| entry.file_name() != "content");
+    entries.sort_by_key(|entry| entry.file_name() != "content" && entry.file_name() != MEMORY);
     for entry in entries {
         let target = to.join(entry.file_name());
         let kind = entry.file_type().expect("a type");

@@ -388,15 +388,16 @@ fn config() -> impl Strategy<Value = Config> {
     let limit = prop_oneof![4 => Just(None), 1 => Just(Some(96u64 << 10)), 1 => Just(Some(2u64 << 20))];
     let few_descriptors = prop::bool::weighted(0.25);
     let arrives = prop::bool::weighted(0.04);
-    (world, (flushing(), reading()), any::<bool>(), whole, limit, few_descriptors, arrives).prop_map(
-        |(world, (flushing, reading), fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives)| {
+    let memory_tier = prop::bool::weighted(0.25);
+    (world, (flushing(), reading()), any::<bool>(), whole, limit, few_descriptors, arrives, memory_tier).prop_map(
+        |(world, (flushing, reading), fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives, memory_tier)| {
             // After a power cut the remaining content is compared with the acknowledged content: no limit, so less
             // happens.
             let limit_bytes = limit_bytes.filter(|_| world == World::Quiet);
             // If other clients change the pool, only a view that is revalidated at each use is certain.
             let fresh = fresh || world == World::Shared;
             let arrives = arrives && world == World::Quiet && flushing == Flushing::Idle;
-            Config { world, flushing, reading, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives }
+            Config { world, flushing, reading, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives, memory_tier }
         },
     )
 }

@@ -12,7 +12,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::scratch::{TreeXattrs, stat_of};
-use crate::{ContentId, ContentStore};
+use crate::{ContentId, ContentStore, CopyEnd};
 
 /// What an entry is, and what programs see of it beside its content.
 #[derive(Debug, Clone)]
@@ -81,7 +81,10 @@ impl ContentStore {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600));
         let to = File::from(made.map_err(|e| failed(name, e.into()))?);
-        self.copy_content(content, &to)
+        match self.copy_content(content, &to, || true)? {
+            CopyEnd::Whole(bytes) => Ok(bytes),
+            CopyEnd::Stopped => Err(failed(name, io::ErrorKind::Interrupted.into())),
+        }
     }
 }
 

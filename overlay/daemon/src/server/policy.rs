@@ -12,7 +12,7 @@ use super::parse;
 pub const APPLIED: &str = "policy.json";
 
 /// Sections that a running daemon does not read again.
-const AT_NEXT_MOUNT: [&str; 5] = ["space.evictor", "shares.", "pool.", "cpu.", "prefetch.online"];
+const AT_NEXT_MOUNT: [&str; 6] = ["tiers", "space.evictor", "shares.", "pool.", "cpu.", "prefetch.online"];
 
 pub async fn carry_out(overlay: &Overlay, verb: PolicyVerb, pool: &str, runtime: &Runtime) -> Result<Reply, Failure> {
     match verb {

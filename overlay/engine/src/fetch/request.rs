@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
-use forebay_cache::{CHUNK_BYTES, Reservation};
+use forebay_cache::CHUNK_BYTES;
 use futures::{StreamExt, TryStreamExt, future, stream};
 use rustix::fs::FallocateFlags;
 use tokio::sync::watch;
@@ -17,6 +17,7 @@ use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
 use super::bandwidth_estimator::TimedRequest;
 use super::{changed, lost};
 use crate::node::Node;
+use crate::tiers::TierReservation;
 
 /// Bytes of one write to a content file. The file system keeps the bytes of one call in one piece of memory, and goes
 /// through that whole piece at each later write into it: with larger pieces, overwriting fetched content would be slow.
@@ -130,7 +131,7 @@ impl Inner {
         let held = if streams { CHUNK_BYTES } else { range.end - range.start };
         let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
         let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
-        let space = Some(self.reserve(first.range.end - first.range.start).await?);
+        let space = Some(self.reserve_for_fetch(node, first.range.end - first.range.start).await?);
         let under_way = Some(self.pace.begin(range.end - range.start, streams, Instant::now()));
         let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
@@ -143,13 +144,13 @@ impl Inner {
         node: &Arc<Node>,
         request: &mut FetchRequest,
         source: &mut Source<'_>,
-        mut space: Option<Reservation>,
+        mut space: Option<TierReservation>,
     ) -> Result<()> {
         while let Some(chunk) = request.chunks.front() {
             let length = chunk.range.end - chunk.range.start;
             let _space = match space.take() {
                 Some(space) => space,
-                None => self.reserve(length).await?,
+                None => self.reserve_for_fetch(node, length).await?,
             };
             let data = source.next(length as usize).await;
             self.health.note(&data);
@@ -188,7 +189,8 @@ impl Inner {
         for from in (skip..data.len()).step_by(WRITE_BYTES) {
             let until = data.len().min(from + WRITE_BYTES);
             let at = chunk.range.start + from as u64;
-            self.io.write_at(content.file.clone(), at, data.slice(from..until)).await?;
+            let written = self.io.write_at(content.file.clone(), at, data.slice(from..until)).await;
+            written.inspect_err(|error| _ = self.store.note_error(id, error))?;
         }
         if zeros {
             let (file, start) = (content.file.clone(), chunk.range.start);

@@ -18,6 +18,7 @@ impl Inner {
     pub async fn make_writable(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
         self.check_writable()?;
         for _ in 0..5 {
+            self.leave_memory(node).await?;
             {
                 let mut state = node.state.lock();
                 if state.record.file.is_dirty() && state.dirty_content.is_durable() {
@@ -62,7 +63,9 @@ impl Inner {
                 return self.empty(node, &content).await;
             }
         }
-        if was_open && !missing && node.state.lock().record.file.is_whole() {
+        // What is in memory is open by no passthrough file that would go on using it.
+        let in_memory = node.state.lock().record.file.content().is_some_and(|id| self.store.is_volatile(id));
+        if was_open && !missing && !in_memory && node.state.lock().record.file.is_whole() {
             // A program that has the content file open goes on using it, so the file is emptied in place.
             match self.mark_dirty(node).await {
                 // The content was given up meanwhile: there is nothing to empty.

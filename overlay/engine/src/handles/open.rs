@@ -15,11 +15,8 @@ use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
 use crate::space::eviction::ChosenBy;
+use crate::tiers::device_health::is_of_device;
 
-/// Content files that the daemon keeps open while no program uses them, at most.
-const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
-/// How many of them one more open may examine to close them.
-const TRIM_TRIES: usize = 4;
 /// How often an open starts again because the file changed meanwhile.
 const ATTEMPTS: u32 = 5;
 
@@ -83,6 +80,12 @@ impl Overlay {
                 match inner.fetch(&node, 0..size).await {
                     Ok(()) => fetched_bytes += missing,
                     Err(e) if e.is(ErrorKind::NoSpace) => inner.revalidate(ino, Age::Open).await?,
+                    Err(e) if is_of_device(&e) => {
+                        if inner.fetch_failed(&node, &e) {
+                            continue;
+                        }
+                        inner.revalidate(ino, Age::Open).await?;
+                    }
                     Err(e) if e.is(ErrorKind::Stale) => {
                         inner.revalidate(ino, Age::Now).await?;
                         continue;
@@ -91,6 +94,7 @@ impl Overlay {
                 }
             }
             if write {
+                inner.leave_memory(&node).await?;
                 inner.leave_views(&node).await?;
             }
             if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
@@ -213,6 +217,9 @@ impl Inner {
         }
         drop(node);
         inner.table.drop_idle(ino);
+        if idle {
+            inner.note_closed(ino);
+        }
     }
 
     /// Counts an open. Returns `None` if the content was evicted meanwhile and must be fetched again.
@@ -226,8 +233,12 @@ impl Inner {
         let resident = match state.record.file.is_whole() {
             true => match self.content(node.ino, &mut state) {
                 Ok(content) => Some(content),
-                Err(e) if !state.record.file.is_dirty() && e.is(ErrorKind::NotFound) => {
+                Err(e) if !state.record.file.is_dirty() && (e.is(ErrorKind::NotFound) || is_of_device(&e)) => {
+                    let id = state.record.file.content();
                     drop(state);
+                    if let Some(id) = id {
+                        self.store.note_error(id, &e);
+                    }
                     tracing::warn!(error = %e, "a content file is missing; it will be fetched again");
                     self.discard_clean(node)?;
                     return Ok(None);
@@ -236,13 +247,14 @@ impl Inner {
             },
             false => None,
         };
-        if write && resident.as_ref().is_some_and(|content| self.is_in_view(ContentId(content.id))) {
-            // The view was laid since the file left others.
+        let may_be_written = |id| !self.is_in_view(id) && (!self.store.is_volatile(id) || state.record.file.is_dirty());
+        if write && resident.as_ref().is_some_and(|content| !may_be_written(ContentId(content.id))) {
+            // The view was laid since the file left others, or it was promoted meanwhile.
             return Ok(None);
         }
         if let Some(content) = resident.as_ref().or(state.content.as_ref())
             && !state.record.file.is_dirty()
-            && self.catalog.glance_written_back(content).is_err()
+            && (self.catalog.glance_written_back(content).is_err() || !self.store.is_used(ContentId(content.id)))
         {
             let id = ContentId(content.id);
             drop(state);
@@ -273,9 +285,11 @@ impl Inner {
         let bypasses = write && resident.is_some() && self.may_bypass(state.record.uid);
         self.count_open(node.ino, &mut state, flags, bypasses);
         drop(state);
-        let resident = resident.filter(|_| bypasses || !write);
-        if clean && resident.is_some() {
-            self.evictor.note_use(node.ino.0);
+        let used = resident.as_ref().filter(|_| clean && (bypasses || !write)).map(|content| ContentId(content.id));
+        let passes = |content: &Arc<Content>| self.may_pass_through(ContentId(content.id));
+        let resident = resident.filter(|content| (bypasses || !write) && passes(content));
+        if let Some(id) = used {
+            self.note_open(node.ino, id);
         }
         Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
     }
@@ -319,6 +333,10 @@ impl Inner {
             let mut txn = Txn::begin(&inner);
             check_current(txn.state(node.ino)?)?;
             let record = txn.record(node.ino)?;
+            if !record.file.is_dirty() && record.file.content().is_some_and(|id| inner.store.is_volatile(id)) {
+                let what = "content was promoted while it was to be changed";
+                return Err(Error::new(ErrorKind::Busy, Side::Cache, what));
+            }
             if record.file.is_dirty() {
                 // Another caller marked it first and may have written since: the content is no longer clean.
                 drop(txn);
@@ -472,7 +490,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         state.dirty_content.forget_pool_copy();
         self.end_bypass(node.ino, state);
-        if self.catalog.glance_written_back(&content).is_err() {
+        if self.catalog.glance_written_back(&content).is_err() || !self.store.is_used(ContentId(content.id)) {
             // The content did not reach the device, but the pool has it.
             txn.give_up(node.ino)?;
             txn.commit()?;
@@ -485,93 +503,6 @@ impl Inner {
         txn.put_clean_content(node.ino, ContentId(content.id))?;
         txn.commit()?;
         Ok(true)
-    }
-
-    /// Returns how many content files may stay open while no program uses them.
-    fn idle_open_contents(&self) -> usize {
-        self.open_contents_max.min(IDLE_OPEN_CONTENTS_MAX)
-    }
-
-    /// Notes that the daemon has a content file open, and closes the least recently used ones above the limit.
-    pub fn keep_open(&self, ino: Ino) {
-        let mut open = self.open_contents.lock();
-        open.put(ino, ());
-        for _ in 0..TRIM_TRIES {
-            if open.len() <= self.idle_open_contents() {
-                return;
-            }
-            let Some((victim, ())) = open.pop_lru() else { return };
-            let Some(node) = self.table.peek(victim) else {
-                self.release_content(victim);
-                continue;
-            };
-            // The caller may hold the lock of a node, even of this one.
-            match node.state.try_lock() {
-                // After a close, a later descriptor may not be told of a failed write-back.
-                Some(state) if state.record.file.is_dirty() && open.len() < self.open_contents_max => {
-                    open.put(victim, ());
-                }
-                Some(mut state) if !state.opens.any() => {
-                    state.content = None;
-                    self.release_content(victim);
-                }
-                _ => _ = open.put(victim, ()),
-            }
-        }
-    }
-
-    /// Whether more content files are open than may stay open while idle.
-    pub fn has_many_open(&self) -> bool {
-        self.open_contents.lock().len() > self.idle_open_contents()
-    }
-
-    /// Syncs and closes idle dirty content files, if too many are open. Blocks.
-    pub fn close_idle_dirty(self: &Arc<Self>) -> Result<()> {
-        let idle = self.idle_dirty();
-        if idle.is_empty() {
-            return Ok(());
-        }
-        // After this, none of the syncs below takes long.
-        self.sync_store()?;
-        for (ino, content) in idle {
-            let was = Stamp::of(&content.file)?;
-            let synced = self.catalog.sync_content(&content, true);
-            if synced.is_err() && self.catalog.lost(ContentId(content.id)).is_none() {
-                continue;
-            }
-            let Some(node) = self.table.peek(ino) else { continue };
-            let mut state = node.state.lock();
-            let same = state.content.as_ref().is_some_and(|now| Arc::ptr_eq(now, &content));
-            if !same || state.opens.any() || Stamp::of(&content.file)? != was {
-                continue;
-            }
-            state.content = None;
-            self.release_content(ino);
-            drop(state);
-            self.open_contents.lock().pop(&ino);
-            drop(node);
-            self.table.drop_idle(ino);
-        }
-        Ok(())
-    }
-
-    /// Returns the least recently used idle dirty content files, if more content files are open than may stay open.
-    fn idle_dirty(&self) -> Vec<(Ino, Arc<Content>)> {
-        let least: Vec<Ino> = {
-            let open = self.open_contents.lock();
-            if open.len() <= self.idle_open_contents() {
-                return Vec::new();
-            }
-            let over = open.len() - self.idle_open_contents() / 4 * 3;
-            open.iter().rev().take(over).map(|(ino, ())| *ino).collect()
-        };
-        let content = |ino: Ino| {
-            let node = self.table.peek(ino)?;
-            let state = node.state.try_lock()?;
-            let idle = state.record.file.is_dirty() && !state.opens.any();
-            state.content.clone().filter(|_| idle).map(|content| (ino, content))
-        };
-        least.into_iter().filter_map(content).collect()
     }
 }
 

@@ -146,11 +146,21 @@ impl Inner {
         let pending = self.trash.pending_bytes();
         let needed = bytes_to_evict(&self.store.budget, self.policy().space, pending, bytes);
         let short_on_disk = bytes.saturating_sub(self.store.free_bytes().saturating_add(pending));
-        let mut wanted = needed.max(short_on_disk);
+        self.evict_now(needed.max(short_on_disk), &|_| true)
+    }
+
+    /// Evicts so many bytes of content that may go and that `of` names. Blocks.
+    pub(crate) fn evict_some(&self, bytes: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
+        let _turn = self.making_room.turn.lock();
+        self.evict_now(bytes, of)
+    }
+
+    /// The same for the caller whose turn it is.
+    fn evict_now(&self, mut wanted: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
         let (mut stayed, mut failed) = (Vec::new(), Ok(()));
         let mut leased = HashMap::new();
         while wanted > 0 {
-            let Some(victim) = self.victim(&mut leased) else { break };
+            let Some(victim) = self.victim(&mut leased, of) else { break };
             match self.evict_inode(victim, ChosenBy::Policy) {
                 Ok(Ok(freed)) => wanted = wanted.saturating_sub(freed.max(1)),
                 Ok(Err(KeepReason::Absent)) => {}
@@ -169,16 +179,17 @@ impl Inner {
             let Ok(node) = self.node(ino) else { continue };
             let mut state = node.state.lock();
             if !matches!(self.kept(&state, now), Some(KeepReason::Absent | KeepReason::Dirty)) {
-                self.evictor.insert(ino.0, self.counted_bytes(&mut state));
+                let bytes = self.counted_bytes(&mut state);
+                self.note_clean(ino, state.record.file.content(), bytes);
             }
         }
         failed
     }
 
-    /// Returns the next inode that the policy gives up and that may be evicted. Content staged for a running job goes
+    /// Returns the next inode that the policy gives up, that may be evicted, and that `of` names. Content staged for a running job goes
     /// last. `leased`: of inodes that are not in memory, whether they have leases. It is kept for the next call, because
     /// the policy may propose all of them again.
-    fn victim(&self, leased: &mut HashMap<u64, bool>) -> Option<Ino> {
+    fn victim(&self, leased: &mut HashMap<u64, bool>, of: &dyn Fn(u64) -> bool) -> Option<Ino> {
         let now = unix_now();
         let has_leases = |key: u64| self.catalog.leases_of(Ino(key)).map_or(true, |leases| leases.hold(now));
         let mut may_go = |key: u64| {
@@ -193,8 +204,8 @@ impl Inner {
                 }
         };
         let mut evictor = self.evictor.lock();
-        let unwanted = evictor.evict(&mut |key| !self.advisor().keeps(Ino(key)) && may_go(key));
-        unwanted.or_else(|| evictor.evict(&mut |key| may_go(key))).map(Ino)
+        let unwanted = evictor.evict(&mut |key| of(key) && !self.advisor().keeps(Ino(key)) && may_go(key));
+        unwanted.or_else(|| evictor.evict(&mut |key| of(key) && may_go(key))).map(Ino)
     }
 
     /// Returns why the content of an inode may not be evicted; `None`: it may.
@@ -232,7 +243,7 @@ impl Inner {
 
 /// Returns the bytes to evict so that `bytes` more fit below the high watermark, or below the low one if the high one is
 /// passed. `pending` bytes of evicted content are still counted as used.
-fn bytes_to_evict(budget: &SpaceBudget, space: SpacePolicy, pending: u64, bytes: u64) -> u64 {
+pub(crate) fn bytes_to_evict(budget: &SpaceBudget, space: SpacePolicy, pending: u64, bytes: u64) -> u64 {
     let is_high = budget.above(space.high_watermark) > pending;
     let share = if is_high { space.low_watermark } else { space.high_watermark };
     budget.above(share).saturating_add(bytes).saturating_sub(pending)

@@ -187,8 +187,14 @@ impl Inner {
     }
 
     /// Lays one entry. Returns what became of a file, and its size.
-    fn lay_entry(&self, dir: &OwnedFd, entry: &Dirent, tree: &LayingTree) -> Result<Option<(LaidFile, u64)>> {
+    fn lay_entry(
+        self: &Arc<Self>,
+        dir: &OwnedFd,
+        entry: &Dirent,
+        tree: &LayingTree,
+    ) -> Result<Option<(LaidFile, u64)>> {
         let node = self.node(entry.ino)?;
+        self.leave_memory_for_link(&node, tree.device)?;
         let _space = if tree.allow_copy { self.space_for_copy(&node, tree.device)? } else { None };
         // Held until the name is there: what changes the file afterwards finds that a view has it.
         let state = node.state.lock();

@@ -47,7 +47,8 @@ impl Inner {
             let left = blocking(move || {
                 let stamp = Stamp::of(&content.file)?;
                 let copy = inner.spares.take()?;
-                inner.store.copy_content(id, &copy.file)?;
+                let copy_id = ContentId(copy.id);
+                inner.store.copy_content(id, &copy.file, || true)?;
                 // The content may be the only copy.
                 copy.file.sync_data().map_err(failed)?;
                 let occupied = copy.file.metadata().map_err(failed)?.blocks() * 512;
@@ -75,7 +76,7 @@ impl Inner {
                 txn.put_content(node.ino, copy, residency)?;
                 txn.discard(id, bytes);
                 txn.commit()?;
-                inner.store.budget.account(0, occupied);
+                inner.store.account(copy_id, 0, occupied);
                 inner.keep_open(node.ino);
                 inner.tell_kernel_inode(node.ino, true);
                 Ok(true)

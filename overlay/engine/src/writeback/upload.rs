@@ -233,7 +233,9 @@ impl Inner {
                 inner.may_send(len).await;
                 let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
                 let _memory = inner.memory.acquire_many(units).await.map_err(|_| written_meanwhile())?;
-                let data = inner.io.read_at(file.clone(), start, len as usize).await?;
+                let data = inner.io.read_at(file.clone(), start, len as usize).await;
+                let id = ContentId(content.id);
+                let data = data.inspect_err(|error| _ = inner.store.note_error(id, error))?;
                 if data.len() as u64 != len {
                     return Err(written_meanwhile());
                 }
@@ -282,7 +284,10 @@ impl Inner {
             // As in `upload`: a program opened it meanwhile.
             return Ok(Some(content.clone()));
         }
-        let kept = content.as_ref().is_none_or(|content| self.catalog.glance_written_back(content).is_ok());
+        let kept = content.as_ref().is_none_or(|content| {
+            let is_used = self.store.is_used(ContentId(content.id));
+            is_used && self.catalog.glance_written_back(content).is_ok()
+        });
         names(&mut txn)?;
         let state = txn.state(ino)?;
         let written = !state.dirty_content.is_unwritten(uploaded.stamp);
