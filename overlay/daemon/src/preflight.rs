@@ -68,7 +68,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
         }
     }
-    for tier in policy(config)?.tiers {
+    for tier in &policy(config)?.tiers {
         for dir in &tier.dirs {
             let (dir, _) = fast_dir(dir)?;
             let what = format!("a directory of tier {}", tier.name);

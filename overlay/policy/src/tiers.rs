@@ -101,7 +101,11 @@ impl Tier {
 /// Checks the name of the tier that a rule gives to files.
 pub(crate) fn check_name(name: &str, tiers: &[Tier]) -> std::result::Result<(), String> {
     let known: Vec<&str> = tiers.iter().map(|tier| tier.name.as_str()).chain([FAST]).collect();
-    if known.contains(&name) { Ok(()) } else { Err(format!("tier = \"{name}\": there is no such tier{}", meant(name, &known))) }
+    if known.contains(&name) {
+        Ok(())
+    } else {
+        Err(format!("tier = \"{name}\": there is no such tier{}", meant(name, &known)))
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicI64;
 use forebay_backends::decorators::Fault;
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{ErrorKind, Result};
-use forebay_engine::{Options, Overlay, content_io};
+use forebay_engine::{Options, Overlay, Policy, content_io};
 use forebay_system::clock;
 use tokio::runtime::Runtime;
 
@@ -59,7 +59,7 @@ impl Machine {
             pool: self.pool.clone(),
             fast: vec![self.fast()],
             limit_bytes: Some(self.config.limit_bytes.unwrap_or(1 << 30)),
-            policy: self.config.policy(&self.memory_tier()),
+            policy: self.policy(),
             memory_bytes: 8 << 20,
             content_io: content_io::Choice::Plain,
             read_only: false,
@@ -71,6 +71,11 @@ impl Machine {
         let overlay = runtime.block_on(Overlay::open(options))?;
         self.running = Some((runtime, overlay));
         Ok(())
+    }
+
+    /// Returns the policy that the configuration says at this moment.
+    pub fn policy(&self) -> Policy {
+        self.config.policy(&self.memory_tier())
     }
 
     pub fn overlay(&self) -> &Overlay {

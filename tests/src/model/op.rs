@@ -397,7 +397,17 @@ fn config() -> impl Strategy<Value = Config> {
             // If other clients change the pool, only a view that is revalidated at each use is certain.
             let fresh = fresh || world == World::Shared;
             let arrives = arrives && world == World::Quiet && flushing == Flushing::Idle;
-            Config { world, flushing, reading, fresh, whole_file_bytes, limit_bytes, few_descriptors, arrives, memory_tier }
+            Config {
+                world,
+                flushing,
+                reading,
+                fresh,
+                whole_file_bytes,
+                limit_bytes,
+                few_descriptors,
+                arrives,
+                memory_tier,
+            }
         },
     )
 }

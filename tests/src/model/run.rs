@@ -159,7 +159,7 @@ impl Run {
             Op::Policy { .. } if self.machine.config.arrives => {}
             Op::Policy { flushing, reading } => {
                 (self.machine.config.flushing, self.machine.config.reading) = (flushing, reading);
-                let policy = self.machine.config.policy();
+                let policy = self.machine.policy();
                 let overlay = self.overlay();
                 self.machine.run(async { overlay.set_policy(policy) });
                 self.outdated |= self.shared();
@@ -207,7 +207,9 @@ impl Run {
             Op::Stage { at } => self.stage(at),
             Op::Evict { all, at, release } => self.evict(all, at, release),
             Op::Flush { all, at, wait } => self.flush(all, at, wait),
-            Op::Policy { .. } | Op::Outage { .. } | Op::Fail { .. } | Op::Other(_) | Op::Clock { .. } | Op::Crash => Ok(()),
+            Op::Policy { .. } | Op::Outage { .. } | Op::Fail { .. } | Op::Other(_) | Op::Clock { .. } | Op::Crash => {
+                Ok(())
+            }
         }
     }
 

@@ -252,7 +252,9 @@ fn every_value_is_read_as_it_is_shown() {
         ("conflict", "keep-both"),
         ("conflict", "fail"),
         ("conflict", "ours"),
-        ("conflict", "theirs"), ("tier", "auto"), ("tier", "fast"),
+        ("conflict", "theirs"),
+        ("tier", "auto"),
+        ("tier", "fast"),
     ];
     for (key, value) in cases {
         for text in
