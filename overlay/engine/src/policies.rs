@@ -15,6 +15,7 @@ use forebay_system::clock::unix_now;
 
 use super::{Caller, Inner, Ino, Overlay, blocking};
 use crate::node::Node;
+use crate::space::eviction::ChosenBy;
 
 /// Directories above a file that are looked at. A path has no more (`PATH_MAX`).
 const MAX_DEPTH: usize = 4096;
@@ -164,6 +165,15 @@ impl Inner {
             && node.ino != Ino::ROOT
             && !node.state.lock().record.in_pool()
             && self.policy_of(node).write == Write::Local
+    }
+
+    /// Drops the content of a file whose rule says `write = "around"`, if the pool has it and no program uses it.
+    pub(crate) fn drop_written_around(&self, node: &Node) -> Result<()> {
+        if self.policy().may_write(Write::Around) && self.policy_of(node).write == Write::Around {
+            // What is not in the pool yet stays, and is dropped after its flush.
+            let _ = self.evict_inode(node.ino, ChosenBy::Request)?;
+        }
+        Ok(())
     }
 
     /// Returns whether eviction may not choose an inode, because its rule says `read = "pin"`.

@@ -230,6 +230,9 @@ impl Inner {
         match result {
             Ok(()) => {
                 if let Some(node) = node {
+                    if let (Intent::Inode(ino), Err(error)) = (&intent, self.drop_written_around(&node)) {
+                        tracing::warn!(%error, %ino, "what was written around the fast pool was not dropped");
+                    }
                     self.flusher.errors.forget(node.ino);
                     let ino = node.ino;
                     drop(node);

@@ -8,13 +8,12 @@ use std::time::Instant;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
-use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
+use forebay_policy::{FlushPolicy, PathPolicy, Read};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
-use crate::space::eviction::ChosenBy;
 use crate::tiers::device_health::is_of_device;
 
 /// How often an open starts again because the file changed meanwhile.
@@ -206,11 +205,7 @@ impl Inner {
             if last_writer {
                 inner.settle(&node)?;
             }
-            if idle && inner.policy().may_write(Write::Around) && inner.policy_of(&node).write == Write::Around {
-                // What is not in the pool yet stays, and is evicted like other content once it is flushed.
-                let _ = inner.evict_inode(ino, ChosenBy::Request)?;
-            }
-            Ok(())
+            if idle { inner.drop_written_around(&node) } else { Ok(()) }
         })();
         if let Err(error) = result {
             tell_unless_gone(&node, &error, "after the last close");
