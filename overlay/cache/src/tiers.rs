@@ -103,12 +103,16 @@ impl ContentStore {
         for layout in layouts {
             let mut devices = Vec::new();
             for dir in &layout.dirs {
-                // Opened with any number first: its path is known only then.
-                let mut device = Device::open(dir, LAST_OF_TIERS)?;
-                if let Some(other) = self.devices.iter().find(|other| other.path == device.path) {
+                // Before it is opened: its lock would be found taken, by this process.
+                let real = dir.canonicalize();
+                if let Some(other) =
+                    self.devices.iter().find(|other| real.as_ref().is_ok_and(|real| other.path == *real))
+                {
                     let what = "a directory is given once, by --fast or in one tier";
                     return Err(bad(format!("tier {}: {} is given twice: {what}", layout.name, other.path.display())));
                 }
+                // Its number follows from its path, which is known only when it is open.
+                let mut device = Device::open(dir, LAST_OF_TIERS)?;
                 let mark = Device::marked(&device.path, id);
                 let known = mark.or_else(|| numbered(&device.path));
                 let free = || (FIRST_OF_TIERS..=LAST_OF_TIERS).find(|number| !taken.contains(number));
