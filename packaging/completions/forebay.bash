@@ -61,6 +61,9 @@ _forebay() {
             forebay,observe)
                 cmd="forebay__subcmd__observe"
                 ;;
+            forebay,policy)
+                cmd="forebay__subcmd__policy"
+                ;;
             forebay,profile)
                 cmd="forebay__subcmd__profile"
                 ;;
@@ -142,6 +145,9 @@ _forebay() {
             forebay__subcmd__help,observe)
                 cmd="forebay__subcmd__help__subcmd__observe"
                 ;;
+            forebay__subcmd__help,policy)
+                cmd="forebay__subcmd__help__subcmd__policy"
+                ;;
             forebay__subcmd__help,profile)
                 cmd="forebay__subcmd__help__subcmd__profile"
                 ;;
@@ -204,6 +210,18 @@ _forebay() {
                 ;;
             forebay__subcmd__help__subcmd__job,teardown)
                 cmd="forebay__subcmd__help__subcmd__job__subcmd__teardown"
+                ;;
+            forebay__subcmd__help__subcmd__policy,apply)
+                cmd="forebay__subcmd__help__subcmd__policy__subcmd__apply"
+                ;;
+            forebay__subcmd__help__subcmd__policy,check)
+                cmd="forebay__subcmd__help__subcmd__policy__subcmd__check"
+                ;;
+            forebay__subcmd__help__subcmd__policy,diff)
+                cmd="forebay__subcmd__help__subcmd__policy__subcmd__diff"
+                ;;
+            forebay__subcmd__help__subcmd__policy,explain)
+                cmd="forebay__subcmd__help__subcmd__policy__subcmd__explain"
                 ;;
             forebay__subcmd__help__subcmd__profile,export)
                 cmd="forebay__subcmd__help__subcmd__profile__subcmd__export"
@@ -342,6 +360,36 @@ _forebay() {
                 ;;
             forebay__subcmd__job__subcmd__help,teardown)
                 cmd="forebay__subcmd__job__subcmd__help__subcmd__teardown"
+                ;;
+            forebay__subcmd__policy,apply)
+                cmd="forebay__subcmd__policy__subcmd__apply"
+                ;;
+            forebay__subcmd__policy,check)
+                cmd="forebay__subcmd__policy__subcmd__check"
+                ;;
+            forebay__subcmd__policy,diff)
+                cmd="forebay__subcmd__policy__subcmd__diff"
+                ;;
+            forebay__subcmd__policy,explain)
+                cmd="forebay__subcmd__policy__subcmd__explain"
+                ;;
+            forebay__subcmd__policy,help)
+                cmd="forebay__subcmd__policy__subcmd__help"
+                ;;
+            forebay__subcmd__policy__subcmd__help,apply)
+                cmd="forebay__subcmd__policy__subcmd__help__subcmd__apply"
+                ;;
+            forebay__subcmd__policy__subcmd__help,check)
+                cmd="forebay__subcmd__policy__subcmd__help__subcmd__check"
+                ;;
+            forebay__subcmd__policy__subcmd__help,diff)
+                cmd="forebay__subcmd__policy__subcmd__help__subcmd__diff"
+                ;;
+            forebay__subcmd__policy__subcmd__help,explain)
+                cmd="forebay__subcmd__policy__subcmd__help__subcmd__explain"
+                ;;
+            forebay__subcmd__policy__subcmd__help,help)
+                cmd="forebay__subcmd__policy__subcmd__help__subcmd__help"
                 ;;
             forebay__subcmd__profile,export)
                 cmd="forebay__subcmd__profile__subcmd__export"
@@ -557,7 +605,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -705,7 +753,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict release dirty ls du explain run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1043,6 +1091,76 @@ _forebay() {
         forebay__subcmd__help__subcmd__observe)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__policy)
+            opts="check diff explain apply"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__policy__subcmd__apply)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__policy__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__policy__subcmd__diff)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__policy__subcmd__explain)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -2061,6 +2179,160 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy)
+            opts="-h --json --help check diff explain apply help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__apply)
+            opts="-h --dry-run --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__check)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__diff)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__explain)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__help)
+            opts="check diff explain apply help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__help__subcmd__apply)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__help__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__help__subcmd__diff)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__help__subcmd__explain)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__policy__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

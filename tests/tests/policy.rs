@@ -169,6 +169,7 @@ fn writes_around_the_cache_are_in_the_pool_after_close_and_not_kept() {
     wait_until("it is dropped", || resident(&mount, "out/a") == 0);
     assert_eq!(resident(&mount, "t/a"), 1 << 20);
     assert_eq!(fs::read(mount.path("out/a")).unwrap(), vec![7u8; 1 << 20]);
+    assert_eq!(resident(&mount, "out/a"), 1 << 20, "what is read is kept");
 }
 
 #[test]

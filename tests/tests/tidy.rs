@@ -20,12 +20,12 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("overlay/cache", &["backends", "system"]),
     ("overlay/catalog", &["api", "backends", "cache", "prefetch", "system"]),
     ("overlay/engine", &["api", "backends", "cache", "catalog", "policy", "prefetch", "system"]),
-    ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "prefetch", "system"]),
+    ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "policy", "prefetch", "system"]),
     ("overlay/fuse", &["backends", "engine", "jobs"]),
     ("overlay/daemon", &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "system"]),
-    ("cli", &["api", "backends", "daemon", "policy", "prefetch", "slurm", "system"]),
+    ("cli", &["api", "backends", "daemon", "prefetch", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
-    ("benches", &["ebpf", "prefetch"]),
+    ("benches", &["backends", "ebpf", "policy", "prefetch"]),
 ];
 
 /// Libraries that one crate hides from the other crates.

@@ -274,6 +274,26 @@ fn a_device_that_fails_is_bypassed_until_it_works_again() {
 /// A tier is added to a fast pool that was used without it, and taken away again: refused while it holds what the pool
 /// does not have.
 #[test]
+fn a_rule_names_the_tier_of_what_is_fetched() {
+    let place = Place::new();
+    let quick = place.at("quick");
+    let text = format!(
+        "{MANUAL}[[tier]]\nname = \"quick\"\nfast = [\"{}\"]\n[[rule]]\npaths = \"file1*\"\ntier = \"quick\"\n",
+        quick.display()
+    );
+    let mount = Mount::on(place, Options::policy(&text));
+    put(&mount, 0..20);
+    (0..20).for_each(|number| is_right(&mount, number));
+    assert_eq!(files_in(&quick).len(), 11, "file1 and file10 to file19");
+    assert_eq!(files_in(&mount.place.fast()).len(), 9);
+    is_sound(&mount);
+    let wrong = mount.place.at("wrong.toml");
+    fs::write(&wrong, text.replace("tier = \"quick\"", "tier = \"quik\"")).unwrap();
+    let refused = mount.forebay(["policy", "check"], &[&wrong]);
+    assert!(refused.code != Some(0) && refused.err.contains("did you mean `quick`?"), "{refused}");
+}
+
+#[test]
 fn a_tier_comes_and_goes() {
     let place = Place::new();
     let second = place.at("second");

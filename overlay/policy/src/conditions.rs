@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_backends::{FileKind, PoolPath, Result};
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
-use crate::document::{Fields, duration, meant, size};
+use crate::document::{PolicyFields, duration, meant, size};
 
 /// The keys of a rule that are conditions.
 pub(crate) const CONDITIONS: [&str; 10] =
@@ -132,7 +132,7 @@ pub(crate) struct Conditions {
 }
 
 impl Conditions {
-    pub fn parse(fields: &Fields<'_>, context: &Context<'_>) -> Result<Self> {
+    pub fn parse(fields: &PolicyFields<'_>, context: &Context<'_>) -> Result<Self> {
         let globs = |key: &str| -> Result<Option<GlobSet>> {
             let Some(texts) = fields.texts(key)? else { return Ok(None) };
             let mut set = GlobSetBuilder::new();
@@ -204,7 +204,7 @@ impl fmt::Debug for Context<'_> {
     }
 }
 
-fn kinds(fields: &Fields<'_>) -> Result<Option<Vec<FileKind>>> {
+fn kinds(fields: &PolicyFields<'_>) -> Result<Option<Vec<FileKind>>> {
     let known = KINDS.map(|(name, _)| name);
     let kind = |text: &str| match KINDS.iter().find(|(name, _)| *name == text) {
         Some((_, kind)) => Ok(*kind),
@@ -214,7 +214,7 @@ fn kinds(fields: &Fields<'_>) -> Result<Option<Vec<FileKind>>> {
 }
 
 fn accounts(
-    fields: &Fields<'_>,
+    fields: &PolicyFields<'_>,
     key: &str,
     what: &str,
     find: impl Fn(&str) -> Option<u32>,

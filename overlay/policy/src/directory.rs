@@ -2,8 +2,8 @@
 
 use forebay_backends::{PoolPath, Result};
 
-use crate::document::{Fields, Source};
-use crate::settings::{Setting, SettingName};
+use crate::document::{PolicyFields, PolicySource};
+use crate::settings::{PathSetting, SettingName};
 use crate::tiers;
 use crate::{Origin, PathPolicy, Policy, Verdict};
 
@@ -13,7 +13,7 @@ pub const DIRECTORY_POLICY_XATTR: &str = "user.forebay.policy";
 /// The settings of one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryPolicy {
-    settings: Vec<Setting>,
+    settings: Vec<PathSetting>,
 }
 
 impl Policy {
@@ -22,13 +22,14 @@ impl Policy {
     /// # Errors
     /// `InvalidInput` if the value is wrong, or makes a setting that `[allow]` does not name.
     pub fn parse_directory(&self, value: &str) -> Result<DirectoryPolicy> {
-        let (source, document) = Source::parse(DIRECTORY_POLICY_XATTR, value)?;
+        let (source, document) = PolicySource::parse(DIRECTORY_POLICY_XATTR, value)?;
         let known = SettingName::ALL.map(SettingName::key);
-        let fields = Fields::of(&source, DIRECTORY_POLICY_XATTR, document.as_table(), &known)?;
-        let settings: Vec<Setting> = Setting::all_of(&fields)?.into_iter().map(|(setting, _)| setting).collect();
+        let fields = PolicyFields::of(&source, DIRECTORY_POLICY_XATTR, document.as_table(), &known)?;
+        let settings: Vec<PathSetting> =
+            PathSetting::all_of(&fields)?.into_iter().map(|(setting, _)| setting).collect();
         for setting in &settings {
             let name = setting.name();
-            if let Setting::Tier(Some(tier)) = setting {
+            if let PathSetting::Tier(Some(tier)) = setting {
                 tiers::check_name(tier, &self.mount.tiers).map_err(|why| fields.error(name.key(), why))?;
             }
             if !self.allowed.contains(&name) {

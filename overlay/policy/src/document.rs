@@ -30,12 +30,12 @@ impl fmt::Display for Place {
 
 /// One file, as it was read.
 #[derive(Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct PolicySource<'a> {
     pub name: Arc<str>,
     pub text: &'a str,
 }
 
-impl<'a> Source<'a> {
+impl<'a> PolicySource<'a> {
     /// Parses the syntax.
     pub fn parse(name: &str, text: &'a str) -> Result<(Self, Document<&'a str>)> {
         let source = Self { name: name.into(), text };
@@ -60,17 +60,17 @@ impl<'a> Source<'a> {
 }
 
 /// The values of one table.
-pub(crate) struct Fields<'a> {
-    pub source: &'a Source<'a>,
+pub(crate) struct PolicyFields<'a> {
+    pub source: &'a PolicySource<'a>,
     /// How messages call the table: `[space]`.
     pub what: String,
     table: &'a dyn TableLike,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> PolicyFields<'a> {
     /// Takes a table, of which all keys must be known.
     pub fn of(
-        source: &'a Source<'a>,
+        source: &'a PolicySource<'a>,
         what: impl Into<String>,
         table: &'a dyn TableLike,
         known: &[&str],
@@ -88,7 +88,7 @@ impl<'a> Fields<'a> {
 
     /// Takes the table of a section of the document, if there is one.
     pub fn section(
-        source: &'a Source<'a>,
+        source: &'a PolicySource<'a>,
         document: &'a dyn TableLike,
         name: &str,
         known: &[&str],

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use forebay_backends::Result;
 
-use crate::document::{Fields, Source};
+use crate::document::{PolicyFields, PolicySource};
 
 /// Files that a policy may have, with all that they include.
 pub const FILES_MAX: usize = 256;
@@ -57,9 +57,9 @@ impl From<&str> for PolicyFiles {
 /// # Errors
 /// `InvalidInput` if the file is not TOML, or `include` is neither text nor a list of texts.
 pub fn includes(name: &str, text: &str) -> Result<Vec<String>> {
-    let (source, document) = Source::parse(name, text)?;
+    let (source, document) = PolicySource::parse(name, text)?;
     let all: Vec<&str> = document.as_table().iter().map(|(key, _)| key).collect();
-    let fields = Fields::of(&source, "the file", document.as_table(), &all)?;
+    let fields = PolicyFields::of(&source, "the file", document.as_table(), &all)?;
     Ok(fields.texts("include")?.unwrap_or_default().into_iter().map(str::to_owned).collect())
 }
 

@@ -30,24 +30,24 @@ pub use conditions::{Accounts, Context, FileFacts, JobFacts, NeededFacts, NoAcco
 use conditions::{CONDITIONS, Conditions};
 pub use directory::{DIRECTORY_POLICY_XATTR, DirectoryPolicy};
 pub use document::Place;
-use document::{Fields, Source, invalid};
+use document::{PolicyFields, PolicySource, invalid};
 pub use files::{FILES_MAX, PolicyFile, PolicyFiles, includes};
 use index::{IndexBuilder, RuleIndex};
 use sections::SECTIONS;
 pub use sections::{MountPolicy, Prefetch, SharePolicy, SpacePolicy};
-use settings::Setting;
+use settings::PathSetting;
 pub use settings::{ConflictPolicy, Consistency, FlushPolicy, PathPolicy, Priority, Read, SettingName, Write};
 pub use tiers::Tier;
 pub use writeback::{RateWindow, WriteBack};
 
 /// A compiled policy.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Policy {
     mount: MountPolicy,
     /// The settings of paths that no rule matches.
     default: PathPolicy,
     /// What the `[default]` sections set.
-    default_settings: Vec<(Setting, Place)>,
+    default_settings: Vec<(PathSetting, Place)>,
     rules: Vec<PolicyRule>,
     index: RuleIndex,
     needed: NeededFacts,
@@ -67,7 +67,7 @@ struct PolicyRule {
     /// What operators see of it: its name, or its conditions.
     title: String,
     conditions: Conditions,
-    settings: Vec<(Setting, Place)>,
+    settings: Vec<(PathSetting, Place)>,
 }
 
 /// The settings of a file, with what made each of them.
@@ -102,19 +102,6 @@ impl fmt::Display for Origin {
     }
 }
 
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            mount: MountPolicy::default(),
-            default: PathPolicy::default(),
-            default_settings: Vec::new(),
-            rules: Vec::new(),
-            index: RuleIndex::default(),
-            needed: NeededFacts::default(),
-        }
-    }
-}
-
 impl Policy {
     /// Returns a policy under which nothing in the pool changes.
     pub fn immutable() -> Self {
@@ -132,14 +119,14 @@ impl Policy {
         let mut policy = Self::default();
         let mut index = IndexBuilder::default();
         for file in &files.0 {
-            let (source, document) = Source::parse(&file.name, &file.text)?;
+            let (source, document) = PolicySource::parse(&file.name, &file.text)?;
             let document = document.as_table();
             let known: Vec<&str> = ["include", "default", "rule", "tier"].into_iter().chain(SECTIONS).collect();
-            Fields::of(&source, "a policy", document, &known)?;
+            PolicyFields::of(&source, "a policy", document, &known)?;
             policy.mount.take(&source, document)?;
             let settings = SettingName::ALL.map(SettingName::key);
-            if let Some(default) = Fields::section(&source, document, "default", &settings)? {
-                for (setting, place) in Setting::all_of(&default)? {
+            if let Some(default) = PolicyFields::section(&source, document, "default", &settings)? {
+                for (setting, place) in PathSetting::all_of(&default)? {
                     setting.apply(&mut policy.default);
                     policy.default_settings.retain(|(earlier, _)| earlier.name() != setting.name());
                     policy.default_settings.push((setting, place));
@@ -165,7 +152,7 @@ impl Policy {
     fn check_tiers(&self) -> Result<()> {
         let settings = self.rules.iter().flat_map(|rule| &rule.settings);
         for (setting, place) in settings.chain(&self.default_settings) {
-            if let Setting::Tier(Some(name)) = setting {
+            if let PathSetting::Tier(Some(name)) = setting {
                 tiers::check_name(name, &self.mount.tiers).map_err(|why| invalid(format!("{place}: {why}")))?;
             }
         }
@@ -231,14 +218,14 @@ impl Policy {
     pub fn may_write(&self, write: Write) -> bool {
         let mut settings = self.rules.iter().flat_map(|rule| &rule.settings);
         let by_owner = self.mount.allowed.contains(&SettingName::Write);
-        by_owner || self.default.write == write || settings.any(|(setting, _)| *setting == Setting::Write(write))
+        by_owner || self.default.write == write || settings.any(|(setting, _)| *setting == PathSetting::Write(write))
     }
 
     /// Returns whether any file may have this setting to read.
     pub fn may_read(&self, read: Read) -> bool {
         let mut settings = self.rules.iter().flat_map(|rule| &rule.settings);
         let by_owner = self.mount.allowed.contains(&SettingName::Read);
-        by_owner || self.default.read == read || settings.any(|(setting, _)| *setting == Setting::Read(read))
+        by_owner || self.default.read == read || settings.any(|(setting, _)| *setting == PathSetting::Read(read))
     }
 
     /// Returns the given name of a storage pool.
@@ -264,7 +251,7 @@ impl Policy {
         // Rules of different conditions may hold for one file, and owners may choose any time.
         let deadlines = self.rules.iter().flat_map(|rule| &rule.settings);
         let deadlines = deadlines.filter_map(|(setting, _)| match setting {
-            Setting::FlushDeadline(deadline) => *deadline,
+            PathSetting::FlushDeadline(deadline) => *deadline,
             _ => None,
         });
         let by_owner = [SettingName::Flush, SettingName::FlushDeadline].iter().any(|name| self.allowed.contains(name));
@@ -278,7 +265,7 @@ impl Policy {
     }
 }
 
-fn tables<'a>(source: &Source<'_>, document: &'a toml_edit::Table) -> Result<Vec<&'a dyn toml_edit::TableLike>> {
+fn tables<'a>(source: &PolicySource<'_>, document: &'a toml_edit::Table) -> Result<Vec<&'a dyn toml_edit::TableLike>> {
     let Some(item) = document.get("rule") else { return Ok(Vec::new()) };
     match item.as_array_of_tables() {
         Some(tables) => Ok(tables.iter().map(|table| table as &dyn toml_edit::TableLike).collect()),
@@ -288,7 +275,7 @@ fn tables<'a>(source: &Source<'_>, document: &'a toml_edit::Table) -> Result<Vec
 
 impl PolicyRule {
     fn parse<'a>(
-        source: &'a Source<'_>,
+        source: &'a PolicySource<'_>,
         table: &'a dyn toml_edit::TableLike,
         context: &Context<'_>,
         number: u32,
@@ -296,9 +283,9 @@ impl PolicyRule {
     ) -> Result<Self> {
         let settings = SettingName::ALL.map(SettingName::key);
         let known: Vec<&str> = ["name"].into_iter().chain(CONDITIONS).chain(settings).collect();
-        let fields = Fields::of(source, "a [[rule]]", table, &known)?;
+        let fields = PolicyFields::of(source, "a [[rule]]", table, &known)?;
         let conditions = Conditions::parse(&fields, context)?;
-        let settings = Setting::all_of(&fields)?;
+        let settings = PathSetting::all_of(&fields)?;
         let first = table.iter().next().map(|(key, _)| key.to_owned()).unwrap_or_default();
         if settings.is_empty() {
             return Err(fields.error(&first, "this [[rule]] makes no setting"));
@@ -318,7 +305,7 @@ impl PolicyRule {
 }
 
 /// Returns what operators see of a rule: its name, or else its conditions.
-fn title(fields: &Fields<'_>, table: &dyn toml_edit::TableLike) -> Result<String> {
+fn title(fields: &PolicyFields<'_>, table: &dyn toml_edit::TableLike) -> Result<String> {
     if let Some(name) = fields.text("name")? {
         return Ok(name.into());
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_backends::Result;
 use toml_edit::Table;
 
-use crate::document::{Fields, Source, duration, meant};
+use crate::document::{PolicyFields, PolicySource, duration, meant};
 use crate::settings::SettingName;
 use crate::tiers::{self, Tier};
 use crate::writeback::{RateWindow, WriteBack, rate};
@@ -103,8 +103,8 @@ fn take<T>(given: Option<T>, to: &mut T) {
 
 impl MountPolicy {
     /// Takes what the sections of one file say.
-    pub(crate) fn take(&mut self, source: &Source<'_>, document: &Table) -> Result<()> {
-        let section = |name: &str, known: &[&str]| Fields::section(source, document, name, known);
+    pub(crate) fn take(&mut self, source: &PolicySource<'_>, document: &Table) -> Result<()> {
+        let section = |name: &str, known: &[&str]| PolicyFields::section(source, document, name, known);
         if let Some(space) = section("space", &["high-watermark", "low-watermark", "evictor"])? {
             take(space.share("high-watermark")?, &mut self.space.high_watermark);
             take(space.share("low-watermark")?, &mut self.space.low_watermark);

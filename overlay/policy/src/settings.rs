@@ -8,7 +8,7 @@ use forebay_backends::Result;
 use humantime::format_duration;
 use serde::{Deserialize, Serialize};
 
-use crate::document::{Fields, Place, duration, size};
+use crate::document::{Place, PolicyFields, duration, size};
 
 /// When an open revalidates a file against the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -237,7 +237,7 @@ impl fmt::Display for SettingName {
 
 /// One setting with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Setting {
+pub(crate) enum PathSetting {
     Consistency(Consistency),
     MetadataTtl(Duration),
     Read(Read),
@@ -251,7 +251,7 @@ pub(crate) enum Setting {
     Tier(Option<Arc<str>>),
 }
 
-impl Setting {
+impl PathSetting {
     /// Reads a value. The error says what is allowed.
     pub fn parse(name: SettingName, text: &str) -> std::result::Result<Self, String> {
         let other = || format!("must be one of {}", name.values());
@@ -311,7 +311,7 @@ impl Setting {
     }
 
     /// Reads all settings of a table, with their places.
-    pub fn all_of(fields: &Fields<'_>) -> Result<Vec<(Self, Place)>> {
+    pub fn all_of(fields: &PolicyFields<'_>) -> Result<Vec<(Self, Place)>> {
         let mut settings = Vec::new();
         for name in SettingName::ALL {
             if let Some(setting) = fields.read(name.key(), |text| Self::parse(name, text))? {

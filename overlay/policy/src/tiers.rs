@@ -7,7 +7,7 @@ use forebay_backends::Result;
 use toml_edit::Table;
 
 use crate::SpacePolicy;
-use crate::document::{Fields, Source, meant, size};
+use crate::document::{PolicyFields, PolicySource, meant, size};
 
 /// The name of the tier of the directories that `--fast` gives.
 const FAST: &str = "fast";
@@ -34,7 +34,7 @@ pub struct Tier {
 }
 
 /// Reads the tiers of one file.
-pub(crate) fn read(source: &Source<'_>, document: &Table, space: SpacePolicy) -> Result<Vec<Tier>> {
+pub(crate) fn read(source: &PolicySource<'_>, document: &Table, space: SpacePolicy) -> Result<Vec<Tier>> {
     let Some(item) = document.get("tier") else { return Ok(Vec::new()) };
     let Some(tables) = item.as_array_of_tables() else {
         return Err(source.error(item.span(), "tiers are written as [[tier]]"));
@@ -44,7 +44,7 @@ pub(crate) fn read(source: &Source<'_>, document: &Table, space: SpacePolicy) ->
     }
     let (mut tiers, mut names) = (Vec::new(), BTreeSet::new());
     for table in tables {
-        let tier = Tier::read(&Fields::of(source, "a [[tier]]", table, &KEYS)?, table, space)?;
+        let tier = Tier::read(&PolicyFields::of(source, "a [[tier]]", table, &KEYS)?, table, space)?;
         if !names.insert(tier.name.clone()) {
             return Err(source.error(table.span(), format!("two tiers have the name \"{}\"", tier.name)));
         }
@@ -57,7 +57,7 @@ pub(crate) fn read(source: &Source<'_>, document: &Table, space: SpacePolicy) ->
 }
 
 impl Tier {
-    fn read(fields: &Fields<'_>, table: &Table, space: SpacePolicy) -> Result<Self> {
+    fn read(fields: &PolicyFields<'_>, table: &Table, space: SpacePolicy) -> Result<Self> {
         let Some(name) = fields.text("name")? else {
             return Err(fields.source.error(table.span(), "a [[tier]] needs name = \"NAME\""));
         };

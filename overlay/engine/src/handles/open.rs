@@ -204,8 +204,9 @@ impl Inner {
             }
             if last_writer {
                 inner.settle(&node)?;
+                inner.drop_written_around(&node)?;
             }
-            if idle { inner.drop_written_around(&node) } else { Ok(()) }
+            Ok(())
         })();
         if let Err(error) = result {
             tell_unless_gone(&node, &error, "after the last close");
@@ -453,7 +454,7 @@ impl Inner {
                 let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
                 !state.opens.has_writer() && !held()
             };
-            if unmapped && let Err(error) = self.settle(&node) {
+            if unmapped && let Err(error) = self.settle(&node).and_then(|()| self.drop_written_around(&node)) {
                 // A damaged file must not keep the other files from being counted and stopped.
                 self.writing.lock().remove(&ino);
                 tell_unless_gone(&node, &error, "after the last mapping");

@@ -439,9 +439,10 @@ impl Inner {
 
     /// Gives all entries that wait for their time the time that the policy in force says.
     fn look_at_waiting(&self) -> Result<()> {
-        for head in self.catalog.queue_heads(|_, _| 0)? {
+        let heads = self.catalog.queue_heads(|_, _| 0)?;
+        for head in heads.into_iter().filter(|head| matches!(head.lane, Lane::Fresh | Lane::Later)) {
             let mut from_us = 0;
-            while matches!(head.lane, Lane::Fresh | Lane::Later) {
+            loop {
                 let taken = self.catalog.queue_take(head.user, head.lane, from_us, u64::MAX, ROUND)?;
                 let Some(last) = taken.last() else { break };
                 from_us = last.slot.at_us + 1;
