@@ -404,6 +404,23 @@ fn of_files_that_are_due_those_of_high_priority_go_first() {
 }
 
 #[test]
+fn all_files_that_wait_get_their_time_by_the_new_policy() {
+    // More than one round takes.
+    const FILES: usize = 5000;
+    let mount = Mount::new(Options::policy("[default]\nflush = \"idle:1h\"\n"));
+    fs::create_dir(mount.path("d")).unwrap();
+    for number in 0..FILES {
+        File::create(mount.path(format!("d/{number}"))).unwrap();
+    }
+    apply(&mount, "[default]\nflush = \"idle:2h\"\n");
+    thread::sleep(Duration::from_secs(1));
+    assert!(!mount.pool("d").exists());
+    apply(&mount, "[default]\nflush = \"idle:0s\"\n");
+    let count = || fs::read_dir(mount.pool("d")).map_or(0, Iterator::count);
+    wait_until("all are in the pool", || count() == FILES);
+}
+
+#[test]
 fn the_flush_keeps_to_its_rate() {
     let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n[write-back]\nrate = \"1MiB\"\n"));
     fs::write(mount.path("a"), vec![1u8; 4 << 20]).unwrap();

@@ -28,6 +28,7 @@ use std::sync::atomic::AtomicU64;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result};
 use forebay_catalog::Intent;
+use forebay_policy::Write;
 use futures::StreamExt;
 use parking_lot::Mutex;
 
@@ -135,9 +136,11 @@ impl Inner {
     pub fn plan_flush(&self, intents: Vec<Intent>) -> FlushPlan {
         let mut plan = FlushPlan::default();
         for intent in intents {
-            let subject = self.subject_of(&intent).and_then(|ino| self.node(ino).ok());
-            if subject.is_some_and(|node| self.is_local(&node)) {
-                continue;
+            if self.policy().may_write(Write::Local) {
+                let subject = self.subject_of(&intent).and_then(|ino| self.node(ino).ok());
+                if subject.is_some_and(|node| self.is_local(&node)) {
+                    continue;
+                }
             }
             match &intent {
                 Intent::Name(parent, name) => {

@@ -81,7 +81,7 @@ impl Overlay {
         txn.commit()?;
         inner.flusher.refused.take_back(ino, name);
         if is_policy {
-            inner.policy_changed();
+            inner.rules_may_differ();
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Overlay {
         txn.commit()?;
         inner.flusher.refused.take_back(ino, name);
         if name == DIRECTORY_POLICY_XATTR.as_bytes() {
-            inner.policy_changed();
+            inner.rules_may_differ();
         }
         Ok(())
     }
@@ -142,6 +142,9 @@ impl Inner {
     pub(super) async fn learn_xattrs(self: &Arc<Self>, inos: Vec<Ino>) -> Result<()> {
         let is_unknown = |ino: &Ino| self.node(*ino).is_ok_and(|node| node.state.lock().record.xattrs.is_none());
         let unknown: Vec<Ino> = inos.into_iter().filter(is_unknown).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
         let asked =
             stream::iter(unknown).map(|ino| async move { Ok::<_, Error>((ino, self.pooled_xattrs(ino).await?)) });
         let asked: Vec<(Ino, Option<Xattrs>)> = asked.buffer_unordered(ASKED_AT_ONCE).try_collect().await?;

@@ -439,30 +439,26 @@ impl Inner {
 
     /// Gives all entries that wait for their time the time that the policy in force says.
     fn look_at_waiting(&self) -> Result<()> {
-        let heads = self.catalog.queue_heads(|_, _| 0)?;
-        for head in heads.into_iter().filter(|head| matches!(head.lane, Lane::Fresh | Lane::Later)) {
-            let mut from_us = 0;
-            loop {
-                let taken = self.catalog.queue_take(head.user, head.lane, from_us, u64::MAX, ROUND)?;
-                let Some(last) = taken.last() else { break };
-                from_us = last.slot.at_us + 1;
-                let mut places = Vec::new();
-                // An entry that failed keeps its time.
-                for entry in taken.into_iter().filter(|entry| entry.wait.failures == 0) {
-                    match self.is_due(&entry, false)? {
-                        Due::Now => places.push((entry, Due::In(Lane::Fresh, Duration::ZERO))),
-                        other => places.push((entry, other)),
-                    }
+        let mut places = Vec::new();
+        // In the order of the intents, which stays as it is while their times change.
+        self.catalog.intents(|intent, _| {
+            let entry = self.catalog.queued_as(&intent)?;
+            // An entry that failed keeps its time.
+            let waits = |entry: &Queued| entry.slot.lane != Lane::Manual && entry.wait.failures == 0;
+            if let Some(entry) = entry.filter(waits) {
+                let subject = self.subject_of(&intent);
+                match self.is_due(&entry, false)? {
+                    Due::Now => places.push((entry, Due::In(Lane::Fresh, Duration::ZERO))),
+                    other => places.push((entry, other)),
                 }
-                // What was given a later time in the same lane is not looked at again.
-                let done = places.len() < ROUND;
-                self.give_places(places)?;
-                if done {
-                    break;
-                }
+                subject.into_iter().for_each(|ino| self.table.drop_idle(ino));
             }
-        }
-        Ok(())
+            if places.len() >= PLACES {
+                self.give_places(std::mem::take(&mut places))?;
+            }
+            Ok(true)
+        })?;
+        self.give_places(places)
     }
 
     /// Puts entries of high priority first.
