@@ -287,6 +287,23 @@ fn a_rule_names_the_tier_of_what_is_fetched() {
     assert_eq!(files_in(&quick).len(), 11, "file1 and file10 to file19");
     assert_eq!(files_in(&mount.place.fast()).len(), 9);
     is_sound(&mount);
+    // Another policy does not take tiers away that are in use, not even when the daemon starts again.
+    let without = mount.place.at("without.toml");
+    fs::write(&without, MANUAL).unwrap();
+    let applied = mount.forebay(["policy", "apply"], &[&without, &mount.place.mnt()]).ok().out;
+    assert!(applied.contains("only at the next mount: tiers"), "{applied}");
+    let worker = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(worker);
+    assert_eq!(files_in(&quick).len(), 11);
+    assert_eq!(tier(&mount, "quick").name, "quick");
+    // A check of the fast pool without its daemon keeps what the tiers have.
+    mount.umount();
+    let checked = mount.forebay(["fsck"], &[&mount.place.fast()]);
+    assert_eq!(checked.code, Some(0), "{checked}");
+    mount.mount();
+    (0..20).for_each(|number| is_right(&mount, number));
+    assert_eq!(mount.status().counters.pool_read_bytes, 0, "all of it is still there");
     let wrong = mount.place.at("wrong.toml");
     fs::write(&wrong, text.replace("tier = \"quick\"", "tier = \"quik\"")).unwrap();
     let refused = mount.forebay(["policy", "check"], &[&wrong]);

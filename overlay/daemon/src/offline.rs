@@ -71,9 +71,10 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .build()
         .map_err(|e| Failure::io("cannot start", &e))?;
     let outcome = rt.block_on(async {
-        // A check changes nothing in the pool: due intents stay due.
-        let manual = Some("[default]\nflush = \"manual\"\n".into());
-        let overlay = worker::open(&MountConfig { policy: manual, ..config.clone() }, false).await?;
+        // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a tier
+        // that a policy does not name is given up.
+        let policy = worker::policy(config)?.that_flushes_by_request();
+        let overlay = worker::open(config, policy, false).await?;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;
         Ok(report?)

@@ -67,8 +67,7 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
 async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
     let config = &state.config;
     let attach = attach(runtime)?;
-    let config = &applied(runtime, config)?;
-    let overlay = open(config, attach != Attach::Fresh).await?;
+    let overlay = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
     let (served, noted) = (overlay.clone(), jobs.clone());
@@ -150,8 +149,7 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
 }
 
 /// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
-pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overlay, Failure> {
-    let policy = policy(config)?;
+pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<Overlay, Failure> {
     let pool = pool(config, &policy).await?;
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
@@ -171,17 +169,16 @@ pub(super) async fn open(config: &MountConfig, reattached: bool) -> Result<Overl
     Ok(Overlay::open(options).await?)
 }
 
-/// Returns the configuration with the policy that was put into force since the mount, if there was one.
-fn applied(runtime: &Runtime, config: &MountConfig) -> Result<MountConfig, Failure> {
+/// Returns the policy in force: that of the mount, or the one that was applied since. The tiers are those of the mount.
+fn policy_in_force(runtime: &Runtime, config: &MountConfig) -> Result<Policy, Failure> {
+    let mounted = policy(config)?;
     let file = runtime.dir().join(server::policy::APPLIED);
-    let policy = match std::fs::read(&file) {
-        Ok(text) => {
-            Some(serde_json::from_slice(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?)
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => config.policy.clone(),
+    let files = match std::fs::read(&file) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(mounted),
         Err(e) => return Err(Failure::io(format!("policy {}", file.display()), &e)),
     };
-    Ok(MountConfig { policy, ..config.clone() })
+    Ok(policy_files::compile(&files, &config.pool)?.with_tiers_of(&mounted))
 }
 
 /// Returns what the observer watches for a mount.

@@ -159,6 +159,14 @@ impl Policy {
         Ok(())
     }
 
+    /// Returns the policy without its rules, under which nothing is flushed unless it is requested.
+    pub fn that_flushes_by_request(self) -> Self {
+        let mut default = PathPolicy::default();
+        PathSetting::Flush(FlushPolicy::Manual).apply(&mut default);
+        let mount = MountPolicy { allowed: Vec::new(), ..self.mount };
+        Self { mount, default, ..Self::default() }
+    }
+
     /// Returns the policy with the tiers of another one: those of a fast pool that is in use do not change.
     pub fn with_tiers_of(mut self, other: &Self) -> Self {
         self.mount.tiers = other.mount.tiers.clone();

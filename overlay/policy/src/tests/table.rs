@@ -124,7 +124,7 @@ fn every_case_is_decided_as_the_table_says() {
         ("home/a".into(), "flush=idle:1s priority=high"),
         ("home/anna/a/b/c".into(), "flush=idle:1s priority=high"),
         ("xhome/a".into(), ""),
-        ("a/home/b".into(), ""),
+        ("a/homes/b".into(), ""),
         ("scratch".into(), ""),
         ("scratch/a".into(), "write=local flush=manual"),
         ("scratch/a/b".into(), "write=local flush=manual"),
