@@ -67,7 +67,7 @@ fn read_into(file: &Path, open: &mut Vec<PathBuf>, files: &mut Vec<PolicyFile>) 
 /// The error has file, line and column.
 pub fn compile(files: &PolicyFiles, pool_url: &str) -> Result<Policy, Failure> {
     let compiled = Policy::compile(files, &Context { pool_url, accounts: &MachineAccounts });
-    compiled.map_err(|e| Failure::usage(e.to_string()))
+    compiled.map_err(|e| Failure::usage(format!("policy {e}")))
 }
 
 /// Returns the files as the control socket carries them.
