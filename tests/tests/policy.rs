@@ -59,7 +59,7 @@ fn local_files_leave_no_trace_in_the_pool() {
     let explained = explain(&mount, "scratch/deep/a");
     assert_eq!(setting(&explained, "write").0, "local");
     assert!(setting(&explained, "write").1.contains("rule scratch"), "{explained:?}");
-    assert!(explained.next.iter().any(|line| line.contains("only by request")), "{explained:?}");
+    assert!(explained.next.iter().any(|line| line.contains("never sent")), "{explained:?}");
     let dirty = mount.forebay(["dirty"], &[&mount.place.mnt()]).ok().out;
     assert!(dirty.contains("write = local (rule scratch"), "{dirty}");
     // A file that is moved out of the rule's paths is like any other file.

@@ -341,6 +341,7 @@ impl Inner {
         let node = self.node(ino)?;
         let links = node.state.lock().record.links.clone();
         let names = links.into_iter().map(|(parent, name)| Intent::Name(parent, name));
+        let is_local = self.is_local(&node);
         let mut next = Vec::new();
         for intent in names.chain([Intent::Inode(ino)]) {
             if !self.still_differs(&intent) {
@@ -348,6 +349,7 @@ impl Inner {
             }
             let what = if matches!(intent, Intent::Name(..)) { "its name" } else { "its content or attributes" };
             let when = match self.catalog.queued_as(&intent)? {
+                _ if is_local => "never sent, not even by request".into(),
                 Some(entry) => self.when_due(&entry)?,
                 None => "flushed with what it depends on".into(),
             };
