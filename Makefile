@@ -146,7 +146,7 @@ bench-foresight:
 	@timeout 600 $(CARGO) bench -p forebay-benches --bench profiles
 
 bench-policy:
-	@timeout 600 $(CARGO) bench -p forebay-benches --bench policy
+	@timeout 600 $(CARGO) bench --workspace --bench policy
 
 bench-jobs: build
 	@packaging/deps test bench-jobs

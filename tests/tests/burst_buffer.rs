@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use forebay_tests::mount::{Mount, Options, content};
+use forebay_tests::mount::{Mount, content};
 use forebay_tests::process::{forebay, run};
+use forebay_tests::servers::slurm::directives::{self, names, scratch_dirs, script, shown};
 use forebay_tests::servers::slurm::{Slurm, version};
-use serde_json::Value;
 
 const CALL: Duration = Duration::from_secs(60);
 const FILES: u64 = 8;
@@ -17,14 +17,10 @@ const FILE_BYTES: usize = 100_000;
 const USER: &[&str] = &["--uid=65534"];
 const JOBDW: &str = "#DW jobdw pool=forebay type=scratch capacity=64MiB access_mode=striped";
 
-/// A mount in which nothing is flushed that no request asks for, and which all users see.
+/// The user of the jobs may write to the mount.
 fn mount() -> Mount {
-    let policy = "[default]\nflush = \"manual\"\n[prefetch]\nonline = false\n";
-    let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..Options::policy(policy) });
-    mount.place.let_users_pass();
-    fs::create_dir(mount.pool("in")).unwrap();
-    (0..FILES).for_each(|at| fs::write(mount.pool(format!("in/{at}")), content(at, FILE_BYTES)).unwrap());
-    std::os::unix::fs::chown(mount.path(""), Some(65534), None).unwrap();
+    let mount = directives::mount(FILES, FILE_BYTES);
+    std::os::unix::fs::chown(mount.path(""), Some(directives::USER), None).unwrap();
     mount
 }
 
@@ -32,26 +28,9 @@ fn slurm(mount: &Mount) -> Slurm {
     Slurm::with_burst_buffer(&mount.place, "20s")
 }
 
-/// Returns a script with these directives.
-fn script(mount: &Mount, directives: &[&str], commands: &str) -> String {
-    let at = mount.place.mnt().display().to_string();
-    format!("{}\n{commands}", directives.join("\n")).replace("MOUNT", &at)
-}
-
-fn shown(mount: &Mount, job: &str) -> Value {
-    let id = format!("slurm-{job}");
-    let answer = mount.forebay(["--json", "job", "show", &id, "--mount"], &[&mount.place.mnt()]).ok();
-    serde_json::from_str(&answer.out).unwrap()
-}
-
 fn undrained(slurm: &Slurm) {
     let (state, reason) = slurm.node();
     assert!(!state.contains("DRAIN"), "{state}: {reason}\n{}", slurm.hooks());
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 /// Waits until the controller has torn down what a job had, and nothing is left of it.
@@ -59,10 +38,6 @@ fn nothing_left(slurm: &Slurm) {
     slurm.wait("the exchange directory is empty", || names(&slurm.exchange()).is_empty());
     let records = slurm.exchange().with_file_name("records");
     assert_eq!(names(&records), Vec::<String>::new());
-}
-
-fn scratch_dirs(mount: &Mount) -> String {
-    run(Command::new(forebay()).args(["scratch", "list", "--mount"]).arg(mount.place.mnt()), CALL).ok().out
 }
 
 #[test]

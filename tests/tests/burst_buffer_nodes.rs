@@ -1,11 +1,11 @@
 //! Jobs on two nodes of a real Slurm. Each node has a fast pool and a mount of its own; the pool is the same.
 
 use std::fs;
-use std::path::Path;
 
 use forebay_api::operator::Status;
-use forebay_tests::mount::{Mount, Options, content};
+use forebay_tests::mount::{Mount, content};
 use forebay_tests::servers::slurm::Slurm;
+use forebay_tests::servers::slurm::directives::{self, names, script};
 use serde_json::Value;
 
 /// Slurm refuses burst buffers to root.
@@ -14,19 +14,11 @@ const NODES: [&str; 2] = ["n1", "n2"];
 const FILES: u64 = 4;
 const FILE_BYTES: u64 = 100_000;
 
+/// The user of the jobs may write to the mount.
 fn mount() -> Mount {
-    let policy = "[default]\nflush = \"manual\"\n[prefetch]\nonline = false\n";
-    let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..Options::policy(policy) });
-    mount.place.let_users_pass();
-    fs::create_dir(mount.pool("in")).unwrap();
-    (0..FILES).for_each(|at| fs::write(mount.pool(format!("in/{at}")), content(at, FILE_BYTES as usize)).unwrap());
-    std::os::unix::fs::chown(mount.pool(""), Some(65534), None).unwrap();
+    let mount = directives::mount(FILES, FILE_BYTES as usize);
+    std::os::unix::fs::chown(mount.pool(""), Some(directives::USER), None).unwrap();
     mount
-}
-
-fn script(mount: &Mount, directives: &[&str], commands: &str) -> String {
-    let at = mount.place.mnt().display().to_string();
-    format!("{}\n{commands}", directives.join("\n")).replace("MOUNT", &at)
 }
 
 /// Returns what the program under test shows of the mount on a node.
@@ -59,13 +51,6 @@ fn undrained(slurm: &Slurm) {
         let state = slurm.field("node", node, "State");
         assert!(!state.contains("DRAIN"), "{node}: {state}\n{}", slurm.hooks());
     }
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten();
-    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 #[test]

@@ -2,51 +2,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
-use forebay_tests::mount::{Mount, Options, content};
-use forebay_tests::process::{forebay, run};
+use forebay_tests::mount::Mount;
 use forebay_tests::servers::slurm::Slurm;
-use serde_json::Value;
+use forebay_tests::servers::slurm::directives::{self, names, scratch_dirs, script, shown};
 
-const CALL: Duration = Duration::from_secs(60);
 const FILE_BYTES: usize = 100_000;
 /// Slurm refuses burst buffers to root.
 const USER: &[&str] = &["--uid=65534"];
 const SCRATCH: &str = "#DW jobdw pool=forebay type=scratch capacity=64MiB access_mode=private";
 const RESULT: &str = "#DW copy_out source=$DW_JOB_STRIPED/out destination=MOUNT/out";
 
-/// A mount in which nothing is flushed that no request asks for, and which all users see.
+/// The user of the jobs may write to the mount.
 fn mount() -> Mount {
-    let policy = "[default]\nflush = \"manual\"\n[prefetch]\nonline = false\n";
-    let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..Options::policy(policy) });
-    mount.place.let_users_pass();
-    fs::create_dir(mount.pool("in")).unwrap();
-    (0..4).for_each(|at| fs::write(mount.pool(format!("in/{at}")), content(at, FILE_BYTES)).unwrap());
-    std::os::unix::fs::chown(mount.path(""), Some(65534), None).unwrap();
+    let mount = directives::mount(4, FILE_BYTES);
+    std::os::unix::fs::chown(mount.path(""), Some(directives::USER), None).unwrap();
     mount
 }
 
 fn slurm(mount: &Mount) -> Slurm {
     Slurm::with_burst_buffer(&mount.place, "20s")
-}
-
-/// Returns a script with these directives.
-fn script(mount: &Mount, directives: &[&str], commands: &str) -> String {
-    let at = mount.place.mnt().display().to_string();
-    format!("{}\n{commands}", directives.join("\n")).replace("MOUNT", &at)
-}
-
-fn shown(mount: &Mount, job: &str) -> Value {
-    let id = format!("slurm-{job}");
-    let answer = mount.forebay(["--json", "job", "show", &id, "--mount"], &[&mount.place.mnt()]).ok();
-    serde_json::from_str(&answer.out).unwrap()
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 /// Waits until the controller has torn down what a job had, and nothing is left of it.
@@ -57,10 +32,6 @@ fn nothing_left(slurm: &Slurm) {
     assert_eq!(names(&records), Vec::<String>::new());
     let state = slurm.node().0;
     assert!(!state.contains("DRAIN"), "{state}\n{}", slurm.hooks());
-}
-
-fn scratch_dirs(mount: &Mount) -> String {
-    run(Command::new(forebay()).args(["scratch", "list", "--mount"]).arg(mount.place.mnt()), CALL).ok().out
 }
 
 /// SEMANTICS 82: "The results of a job are committed however the job ended. With `when=success` they are committed only

@@ -1,5 +1,7 @@
 //! Slurm on one machine: munged, slurmctld, and one slurmd for each node, with all their state in one directory.
 
+pub mod directives;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
