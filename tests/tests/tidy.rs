@@ -27,7 +27,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
         "overlay/daemon",
         &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "serve", "system"],
     ),
-    ("cli", &["api", "backends", "daemon", "prefetch", "slurm", "system"]),
+    ("cli", &["api", "backends", "daemon", "prefetch", "serve", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),
 ];
