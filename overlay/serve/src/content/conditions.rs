@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use headers::{ETag, Header, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
@@ -39,20 +39,23 @@ pub fn decide(request: &HeaderMap, etag: &ETag, modified: SystemTime) -> Decisio
     {
         return Decision::NotModified;
     }
-    let ranges = match request.contains_key(IfRange::name()) {
-        false => true,
-        true => request
-            .typed_get::<IfRange>()
-            .is_some_and(|condition| !condition.is_modified(Some(etag), Some(&modified.into()))),
-    };
-    Decision::Send { ranges }
+    Decision::Send { ranges: request.get(IfRange::name()).is_none_or(|value| has_that(value, etag, modified)) }
+}
+
+/// Whether the client of an `If-Range` has a part of this version. A date must be exactly that of the version.
+fn has_that(value: &HeaderValue, etag: &ETag, modified: SystemTime) -> bool {
+    let Ok(text) = value.to_str() else { return false };
+    match httpdate::parse_http_date(text) {
+        Ok(date) => date == modified,
+        Err(_) => IfRange::decode(&mut std::iter::once(value)).is_ok_and(|tag| !tag.is_modified(Some(etag), None)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
-    use http::{HeaderName, HeaderValue, header};
+    use http::{HeaderName, header};
     use proptest::prelude::*;
 
     use super::*;
