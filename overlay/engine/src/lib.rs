@@ -26,13 +26,14 @@
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
 //! | `background` | the tasks that run without a request |
-//! | `status`, `fsck` | what operators see and check |
+//! | `status`, `census`, `resident_tree`, `fsck` | what operators see and check |
 
 mod acl;
 mod advisor;
 mod ahead;
 mod attributes;
 mod background;
+mod census;
 mod coherence;
 mod durability_epochs;
 mod fetch;
@@ -46,6 +47,7 @@ mod paths;
 mod permission;
 mod policies;
 pub(crate) mod rights;
+mod resident_tree;
 pub mod salvage;
 mod scratch;
 mod set_id;
@@ -77,6 +79,8 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::node::{Node, NodeTable};
 use crate::space::order::EvictionOrder;
+pub use census::Census;
+pub use resident_tree::{ResidentDirectory, ResidentTree};
 pub use advisor::{Advisor, Foreseen, Means};
 pub use ahead::{AHEAD_REQUESTS, requests_of};
 pub(crate) use coherence::Growth;
@@ -168,6 +172,7 @@ pub(crate) struct Inner {
     pub layouts: layout::Layouts,
     pub counters: status::EngineCounters,
     pub looks: status::Looks,
+    pub last_census: Mutex<Arc<Census>>,
     /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
@@ -264,6 +269,7 @@ impl Overlay {
             layouts: layout::Layouts::default(),
             counters: status::EngineCounters::default(),
             looks: status::Looks::default(),
+            last_census: Mutex::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             write_throttle: space::write_throttle::WriteThrottle::default(),
