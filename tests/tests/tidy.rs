@@ -9,7 +9,7 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// The crates of this workspace that each crate may depend on.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
@@ -22,7 +22,11 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("overlay/engine", &["api", "backends", "cache", "catalog", "policy", "prefetch", "system"]),
     ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "policy", "prefetch", "system"]),
     ("overlay/fuse", &["backends", "engine", "jobs"]),
-    ("overlay/daemon", &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "system"]),
+    ("overlay/serve", &["api", "backends", "engine", "policy", "system"]),
+    (
+        "overlay/daemon",
+        &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "serve", "system"],
+    ),
     ("cli", &["api", "backends", "daemon", "prefetch", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),
