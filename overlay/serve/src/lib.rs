@@ -5,11 +5,18 @@
 //! | `listener` | accepts connections, with TLS or without; limits; ends in good order |
 //! | `transport` | a connection that sends mapped content by `sendfile(2)`, and ends if its client takes nothing |
 //! | `body` | the bodies of responses |
+//! | `metrics` | metrics for Prometheus |
+//! | `page` | a page for a browser, and its data |
+//! | `dashboard` | both, at the metrics address of a mount |
 
 mod body;
+mod dashboard;
 mod listener;
+pub mod metrics;
+pub mod page;
 mod transport;
 
 pub use body::Body;
+pub use dashboard::Dashboard;
 pub use listener::{Client, Door, Listener, ListenerLimits};
 pub use transport::{Mapped, Windows};
