@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Upper bounds of the buckets, in microseconds. They reach from an answer out of memory to the longest deadline of a
 /// pool call. One more bucket has what took longer.
-pub const BOUNDS_US: [u64; 14] = [
-    10, 25, 100, 250, 1_000, 2_500, 10_000, 25_000, 100_000, 250_000, 1_000_000, 2_500_000, 10_000_000, 60_000_000,
-];
+pub const BOUNDS_US: [u64; 14] =
+    [10, 25, 100, 250, 1_000, 2_500, 10_000, 25_000, 100_000, 250_000, 1_000_000, 2_500_000, 10_000_000, 60_000_000];
 const BUCKETS: usize = BOUNDS_US.len() + 1;
 
 /// A histogram that many threads add to.

@@ -265,7 +265,19 @@ fn names_are_for_root_and_the_user_who_mounted() {
     let ask_as = |user: u32, path: &str| {
         let mut command = Command::new("setpriv");
         let id = user.to_string();
-        command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "curl", "-sS", "-m", "5", "-w", "\n%{http_code}"]);
+        command.args([
+            "--reuid",
+            &id,
+            "--regid",
+            &id,
+            "--clear-groups",
+            "curl",
+            "-sS",
+            "-m",
+            "5",
+            "-w",
+            "\n%{http_code}",
+        ]);
         let answer = process::run(command.arg(format!("http://{address}{path}")), COMMAND);
         answer.out
     };
@@ -297,7 +309,10 @@ fn bad_requests_are_refused() {
         assert_eq!(status(path), 400, "{path}");
     }
     assert_eq!((status("/resident?path=none"), status("/job?id=none")), (404, 404));
-    let posted = exchange(address, "POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let posted = exchange(
+        address,
+        "POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    );
     let posted = posted.unwrap();
     assert!(posted.status == 405 && posted.head.contains("allow: get, head"), "{posted:?}");
     let long = "a".repeat(200 << 10);

@@ -54,7 +54,9 @@ impl Browser {
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             &format!("--user-data-dir={}", home.path().join("profile").display()),
         ];
-        let Value::Object(capabilities) = json!({ "goog:chromeOptions": { "args": arguments } }) else { unreachable!() };
+        let Value::Object(capabilities) = json!({ "goog:chromeOptions": { "args": arguments } }) else {
+            unreachable!()
+        };
         let address = ([127, 0, 0, 1], port).into();
         let browser = Self { driver, address, _home: home, capabilities };
         wait_until("the driver answers", || get(address, "/status", "").is_ok());
@@ -245,7 +247,8 @@ async fn zooms(page: &Page, mount: &Mount) {
     let of = |name: &str| format!("return document.querySelector('#treemap [data-name=\"{name}\"]').dataset.bytes;");
     assert_eq!(page.run(&of("sets")).await, ((6 * 6 + 4 * 3) << 20).to_string());
     assert_eq!(page.run(&of("reference")).await, (18 << 20).to_string());
-    let sum = "return [...document.querySelectorAll('#treemap .tile')].reduce((a, t) => a + Number(t.dataset.bytes), 0);";
+    let sum =
+        "return [...document.querySelectorAll('#treemap .tile')].reduce((a, t) => a + Number(t.dataset.bytes), 0);";
     let sum = page.run(sum).await.as_u64();
     let total = page.run("return Number(document.querySelector('#treemap-note data').value);").await.as_u64();
     assert_eq!(sum, total);

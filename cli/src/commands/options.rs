@@ -113,8 +113,9 @@ mod tests {
 
     #[test]
     fn options_stand_for_arguments() {
-        let mut args =
-            mount("rw,_netdev,x-systemd.automount,fast=/a:/b,limit=5G,throttle=1MB/s:2ms,metrics=9464,ro,allow_other,noexec");
+        let mut args = mount(
+            "rw,_netdev,x-systemd.automount,fast=/a:/b,limit=5G,throttle=1MB/s:2ms,metrics=9464,ro,allow_other,noexec",
+        );
         assert_eq!(apply(&mut args).unwrap().kernel, ["allow_other", "noexec"]);
         assert_eq!((args.fast.len(), args.read_only, args.immutable), (2, true, false));
         assert!(args.throttle.is_some() && args.limit.is_some());

@@ -32,7 +32,9 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let text = text.trim();
     let address = match text.parse::<u16>() {
         Ok(port) => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
-        Err(_) => text.parse().map_err(|_| format!("`{text}` is not a port or ADDRESS:PORT, such as 9464 or [::1]:9464"))?,
+        Err(_) => {
+            text.parse().map_err(|_| format!("`{text}` is not a port or ADDRESS:PORT, such as 9464 or [::1]:9464"))?
+        }
     };
     match address.port() {
         PORT_MIN.. => Ok(address),
@@ -108,7 +110,12 @@ impl MetricsServer {
     }
 }
 
-async fn serve(address: SocketAddr, socket: Option<TcpListener>, dashboard: Arc<Dashboard<Source>>, stop: CancellationToken) {
+async fn serve(
+    address: SocketAddr,
+    socket: Option<TcpListener>,
+    dashboard: Arc<Dashboard<Source>>,
+    stop: CancellationToken,
+) {
     let mut socket = socket;
     let mut is_told = false;
     let socket = loop {

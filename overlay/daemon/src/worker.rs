@@ -155,7 +155,11 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
 }
 
 /// Opens the engine of a mount. Returns also the counters of its calls to the pool. `reattached`: it takes over the mount of a worker that died, with its open files.
-pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<(Overlay, Arc<Metrics>), Failure> {
+pub(super) async fn open(
+    config: &MountConfig,
+    policy: Policy,
+    reattached: bool,
+) -> Result<(Overlay, Arc<Metrics>), Failure> {
     let (pool, counted) = pool(config, &policy).await?;
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;

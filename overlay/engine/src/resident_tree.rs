@@ -88,7 +88,8 @@ impl Overlay {
             at = *node.children.iter().find(|child| tree.directories.get(child).is_some_and(|c| c.name == name))?;
         }
         let empty = TreeNode::default();
-        let node = if at == Ino::ROOT { tree.directories.get(&at).unwrap_or(&empty) } else { tree.directories.get(&at)? };
+        let node =
+            if at == Ino::ROOT { tree.directories.get(&at).unwrap_or(&empty) } else { tree.directories.get(&at)? };
         let mut entries: Vec<ResidentEntry> = Vec::new();
         for child in node.children.iter().filter_map(|child| tree.directories.get(child)) {
             let name = Some(paths::encode(&child.name));

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_api::operator::{
-    ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, ReadSources, ServedReads,
-    Status,
-};
 use bytes::Bytes;
+use forebay_api::operator::{
+    ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, ReadSources,
+    ServedReads, Status,
+};
 use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_catalog::{FileState, Intent, ListingState};
 use forebay_system::clock::unix_now;
@@ -153,7 +153,10 @@ impl Overlay {
         self.inner.looks.seen.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn look<T: Send + 'static>(&self, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let turn = self.inner.looks.turn.clone().acquire_owned().await;
         let inner = self.inner.clone();
         super::blocking(move || {

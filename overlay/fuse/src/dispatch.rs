@@ -159,7 +159,9 @@ mod tests {
                 #[allow(unreachable_code)]
                 Ok(())
             };
-            dispatch(runtime.handle(), &Arc::default(), None, Operation::Read, work, move |outcome: Result<()>| tx.send(outcome).unwrap());
+            dispatch(runtime.handle(), &Arc::default(), None, Operation::Read, work, move |outcome: Result<()>| {
+                tx.send(outcome).unwrap()
+            });
             assert_eq!(rx.recv().unwrap().unwrap_err().errno(), libc::EIO);
         }
     }

@@ -257,13 +257,15 @@ impl Filesystem for MountSession {
             }
             made.map(|(entry, opened)| (entry, opened, user))
         };
-        self.dispatch(request, Operation::Create, self.names(work, dirsync::created(flags)), move |outcome| match outcome {
-            Ok((entry, opened, user)) => {
-                let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-                replier.jobs.note_open(job, entry.attr.ino, &opened);
-                replier.reply_created(&entry, flags, &Granted { opened, privileged, user }, reply);
+        self.dispatch(request, Operation::Create, self.names(work, dirsync::created(flags)), move |outcome| {
+            match outcome {
+                Ok((entry, opened, user)) => {
+                    let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+                    replier.jobs.note_open(job, entry.attr.ino, &opened);
+                    replier.reply_created(&entry, flags, &Granted { opened, privileged, user }, reply);
+                }
+                Err(error) => reply.error(convert::errno(&error)),
             }
-            Err(error) => reply.error(convert::errno(&error)),
         });
     }
 

@@ -76,10 +76,17 @@ mod tests {
                 }
                 panic!("on purpose")
             };
-            dispatch(runtime.handle(), &Default::default(), None, Operation::Read, work, |outcome: forebay_backends::Result<()>| {
-                let mut out = std::io::stderr();
-                writeln!(out, "answered {}", outcome.unwrap_err().errno()).unwrap();
-            });
+            dispatch(
+                runtime.handle(),
+                &Default::default(),
+                None,
+                Operation::Read,
+                work,
+                |outcome: forebay_backends::Result<()>| {
+                    let mut out = std::io::stderr();
+                    writeln!(out, "answered {}", outcome.unwrap_err().errno()).unwrap();
+                },
+            );
         }
         thread::sleep(Duration::from_secs(60));
     }

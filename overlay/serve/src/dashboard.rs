@@ -64,8 +64,9 @@ impl<S: MountSource> Dashboard<S> {
                 Some(id) => page::job(&*self.source, id).await,
                 None => plain(StatusCode::BAD_REQUEST, "the query is not id=JOB\n"),
             },
-            path => page::file(path)
-                .unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz\n")),
+            path => {
+                page::file(path).unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz\n"))
+            }
         }
     }
 

@@ -19,8 +19,8 @@ pub use events::Events;
 pub use job::job;
 pub use residency::Residency;
 
-use crate::metrics::OperationCounts;
 use crate::Body;
+use crate::metrics::OperationCounts;
 
 /// What the page shows of a mount beside what the engine knows.
 pub trait MountSource: Send + Sync + 'static {

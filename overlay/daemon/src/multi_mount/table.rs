@@ -84,7 +84,9 @@ fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<NamedPool>
             return Err(Failure::usage(format!("{label}: another pool has the name"))
                 .remedy("each pool is a directory: give it a name of its own"));
         }
-        if let Some(other) = pools.iter().find(|p| p.config.metrics.is_some() && p.config.metrics == named.config.metrics) {
+        if let Some(other) =
+            pools.iter().find(|p| p.config.metrics.is_some() && p.config.metrics == named.config.metrics)
+        {
             return Err(Failure::usage(format!("{label}: pool {:?} has the same metrics address", other.name))
                 .remedy("each pool has a daemon of its own: give it a port of its own"));
         }

@@ -128,13 +128,21 @@ fn write_back(out: &mut Exposition<'_>, status: &Status, overlay: &Overlay) -> f
     let oldest = census.oldest_dirty_unix.map_or(0, |since| unix_now().saturating_sub(since));
     let gauges = [
         ("dirty_files", "Paths whose state the pool does not have yet, at the last census", census.dirty_files),
-        ("dirty_bytes", "The sizes of files whose content the pool does not have yet, at the last census", census.dirty_bytes),
+        (
+            "dirty_bytes",
+            "The sizes of files whose content the pool does not have yet, at the last census",
+            census.dirty_bytes,
+        ),
         ("dirty_failing_files", "Dirty files whose last flush failed, at the last census", census.failing_files),
         ("dirty_oldest_seconds", "The age of the oldest difference between mount and pool; 0 if there is none", oldest),
         ("leased_files", "Files that leases keep on the fast pool, at the last census", census.leased_files),
         ("leased_bytes", "Bytes that leases keep on the fast pool, at the last census", census.leased_bytes),
         ("census_timestamp_seconds", "The time of the last census, in seconds since 1970", census.counted_unix),
-        ("flush_stuck_files", "Files that were due in the last round of the flush and were not sent", status.flush_stuck.len() as u64),
+        (
+            "flush_stuck_files",
+            "Files that were due in the last round of the flush and were not sent",
+            status.flush_stuck.len() as u64,
+        ),
     ];
     for (name, help, value) in gauges {
         out.gauge(name, help, value as f64)?;
@@ -147,11 +155,8 @@ fn write_back(out: &mut Exposition<'_>, status: &Status, overlay: &Overlay) -> f
 }
 
 fn reads(out: &mut Exposition<'_>, counters: &Counters) -> fmt::Result {
-    let sources = [
-        ("fast", counters.reads.fast),
-        ("fetched", counters.reads.fetched),
-        ("direct", counters.reads.direct),
-    ];
+    let sources =
+        [("fast", counters.reads.fast), ("fetched", counters.reads.fetched), ("direct", counters.reads.direct)];
     let of = sources.iter().map(|(source, served)| ([("source", *source)], served.reads));
     out.counters("reads", "Reads that the daemon answered, by where their bytes came from", of)?;
     let of = sources.iter().map(|(source, served)| ([("source", *source)], served.bytes));
@@ -161,8 +166,16 @@ fn reads(out: &mut Exposition<'_>, counters: &Counters) -> fmt::Result {
     out.counters("opens", "Opens, by whether all content was on the fast pool", of)?;
     out.counter("fetches", "Chunks that were fetched from the pool to the fast pool", counters.fetches)?;
     out.counter("fetched_bytes", "Content bytes that came from the pool", counters.pool_read_bytes)?;
-    out.counter("ahead_files", "Files that were fetched ahead of readers whose opens were followed", counters.ahead_files)?;
-    out.counter("ahead_bytes", "Bytes that were fetched ahead of readers whose opens were followed", counters.ahead_bytes)?;
+    out.counter(
+        "ahead_files",
+        "Files that were fetched ahead of readers whose opens were followed",
+        counters.ahead_files,
+    )?;
+    out.counter(
+        "ahead_bytes",
+        "Bytes that were fetched ahead of readers whose opens were followed",
+        counters.ahead_bytes,
+    )?;
     out.counter("ahead_used_files", "Files fetched ahead of readers that were opened since", counters.ahead_used_files)
 }
 
@@ -175,11 +188,16 @@ fn files(out: &mut Exposition<'_>, status: &Status) -> fmt::Result {
 
 fn observer(out: &mut Exposition<'_>, status: &Status) -> fmt::Result {
     let observer = &status.observer;
-    let of = [("uses", observer.dropped_uses), ("paths", observer.dropped_paths), ("processes", observer.dropped_processes)];
+    let of =
+        [("uses", observer.dropped_uses), ("paths", observer.dropped_paths), ("processes", observer.dropped_processes)];
     let of = of.map(|(what, dropped)| ([("what", what)], dropped));
     out.counters("observer_dropped", "Records of the observer for which there was no room", of)?;
     let is_at_work = observer.kind == forebay_api::jobs::ObserverKind::Ebpf && !observer.rests;
-    out.gauge("observer_active", "1 while programs in the kernel observe the use of files", f64::from(u8::from(is_at_work)))
+    out.gauge(
+        "observer_active",
+        "1 while programs in the kernel observe the use of files",
+        f64::from(u8::from(is_at_work)),
+    )
 }
 
 fn pool_calls(out: &mut Exposition<'_>, calls: &MetricsSnapshot, status: &Status) -> fmt::Result {
@@ -202,7 +220,11 @@ fn pool_calls(out: &mut Exposition<'_>, calls: &MetricsSnapshot, status: &Status
         "Time until the pool answered a call, with an error or without",
         kinds().map(|kind| ([("call", kind.name())], calls.of(kind).latency)),
     )?;
-    out.counter("pool_retries", "Requests to the pool that were repeated after a failure", status.counters.pool_retries)?;
+    out.counter(
+        "pool_retries",
+        "Requests to the pool that were repeated after a failure",
+        status.counters.pool_retries,
+    )?;
     let directions = [("read", calls.bytes_read()), ("write", calls.bytes_written())];
     let of = directions.map(|(direction, bytes)| ([("direction", direction)], bytes));
     out.counters("pool_bytes", "Content bytes in calls to the pool", of)

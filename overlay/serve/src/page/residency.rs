@@ -43,7 +43,9 @@ impl Residency {
         match found {
             Ok(Some(directory)) => {
                 let took_ms = u64::try_from(tree.took.as_millis()).unwrap_or(u64::MAX);
-                json(&serde_json::json!({ "counted_unix": tree.counted_unix, "took_ms": took_ms, "directory": directory }))
+                json(
+                    &serde_json::json!({ "counted_unix": tree.counted_unix, "took_ms": took_ms, "directory": directory }),
+                )
             }
             Ok(None) => failed(StatusCode::NOT_FOUND, "nothing is resident below this path"),
             Err(error) => failed(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
