@@ -336,3 +336,39 @@ fn an_open_page_does_not_delay_the_unmount() {
     mount.umount();
     assert!(process::wait(&mut page, SOON).is_some(), "the answer ends with the mount");
 }
+
+/// Returns the words of a text that are names of metrics, without the endings of samples of histograms.
+fn metrics_in(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names = words.filter(|word| word.starts_with("forebay_"));
+    names.map(|name| name.strip_suffix("_bucket").unwrap_or(name).to_owned()).collect()
+}
+
+#[test]
+fn the_packaged_alerts_fire_and_the_dashboard_names_what_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let rules = root.join("packaging/prometheus");
+    for words in [["check", "rules", "forebay.rules.yml"], ["test", "rules", "forebay.rules.test.yml"]] {
+        process::run(Command::new("promtool").args(words).current_dir(&rules), COMMAND).ok();
+    }
+    let listed = metrics_in(&fs::read_to_string(root.join("docs/METRICS.md")).unwrap());
+    for (file, least) in [("packaging/prometheus/forebay.rules.yml", 10), ("packaging/grafana/forebay.json", 15)] {
+        let text = fs::read_to_string(root.join(file)).unwrap();
+        let named = metrics_in(&text);
+        assert!(named.len() >= least, "{file} names {named:?}");
+        let unknown: Vec<_> = named.difference(&listed).collect();
+        assert!(unknown.is_empty(), "{file} names {unknown:?}, which docs/METRICS.md does not list");
+    }
+    let dashboard = fs::read(root.join("packaging/grafana/forebay.json")).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_slice(&dashboard).unwrap();
+    // Each query is one that Prometheus understands.
+    let panels = dashboard["panels"].as_array().unwrap();
+    let queries = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let queries = queries.map(|target| target["expr"].as_str().unwrap().replace("$__rate_interval", "5m"));
+    let rules: Vec<String> = queries.enumerate().map(|(n, q)| format!("  - record: q:{n}\n    expr: '{q}'\n")).collect();
+    assert!(rules.len() >= 15);
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("queries.yml");
+    fs::write(&file, format!("groups:\n- name: dashboard\n  rules:\n{}", rules.concat())).unwrap();
+    process::run(Command::new("promtool").args(["check", "rules"]).arg(file), COMMAND).ok();
+}
