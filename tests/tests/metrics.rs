@@ -365,7 +365,8 @@ fn the_packaged_alerts_fire_and_the_dashboard_names_what_exists() {
     let panels = dashboard["panels"].as_array().unwrap();
     let queries = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
     let queries = queries.map(|target| target["expr"].as_str().unwrap().replace("$__rate_interval", "5m"));
-    let rules: Vec<String> = queries.enumerate().map(|(n, q)| format!("  - record: q:{n}\n    expr: '{q}'\n")).collect();
+    let rules: Vec<String> =
+        queries.enumerate().map(|(n, q)| format!("  - record: q:{n}\n    expr: '{q}'\n")).collect();
     assert!(rules.len() >= 15);
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("queries.yml");

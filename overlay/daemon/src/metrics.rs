@@ -16,7 +16,6 @@ use forebay_serve::page::MountSource;
 use forebay_serve::{Dashboard, Listener, ListenerLimits};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::server::{Facts, complete};
@@ -58,12 +57,11 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 /// What the page shows beside what the engine knows.
-struct Source {
+struct PageSource {
     jobs: Jobs,
     pool: Arc<Metrics>,
     requests: Arc<RequestLatencies>,
     facts: Arc<Facts>,
-    engine: Handle,
 }
 
 /// Serves the metrics address until it is dropped. It has a thread of its own, as the control socket has.
@@ -86,15 +84,14 @@ impl MetricsServer {
     /// No thread could be started.
     pub fn start(address: SocketAddr, socket: Option<TcpListener>, parts: MountParts) -> io::Result<Self> {
         let MountParts { overlay, jobs, pool, requests, facts } = parts;
-        let engine = Handle::current();
         let counted = overlay.clone();
-        engine.spawn(async move { counted.keep_census().await });
+        tokio::spawn(async move { counted.keep_census().await });
         let mut registry = metrics::registry();
         registry.register_collector(Box::new(EngineMetrics::new(overlay.clone(), pool.clone())));
         let counts = requests.clone();
         registry.register_collector(Box::new(OperationMetrics::new(move || operations(&counts))));
         let stop = CancellationToken::new();
-        let source = Arc::new(Source { jobs, pool, requests, facts, engine });
+        let source = Arc::new(PageSource { jobs, pool, requests, facts });
         let dashboard = Dashboard::new(registry, overlay, source, address, stop.clone());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(limits::METRICS_BLOCKING)
@@ -102,8 +99,7 @@ impl MetricsServer {
             .build()?;
         let guard = stop.clone().drop_guard();
         thread::Builder::new().name("forebay-metrics".into()).spawn(move || {
-            let served = stop.clone();
-            runtime.block_on(stop.run_until_cancelled(serve(address, socket, Arc::new(dashboard), served)));
+            runtime.block_on(serve(address, socket, Arc::new(dashboard), stop));
             runtime.shutdown_background();
         })?;
         Ok(Self(guard))
@@ -113,7 +109,7 @@ impl MetricsServer {
 async fn serve(
     address: SocketAddr,
     socket: Option<TcpListener>,
-    dashboard: Arc<Dashboard<Source>>,
+    dashboard: Arc<Dashboard<PageSource>>,
     stop: CancellationToken,
 ) {
     let mut socket = socket;
@@ -127,7 +123,9 @@ async fn serve(
                 is_told = true;
             }
         }
-        tokio::time::sleep(limits::METRICS_RETRY).await;
+        if stop.run_until_cancelled(tokio::time::sleep(limits::METRICS_RETRY)).await.is_none() {
+            return;
+        }
     };
     let bounds = ListenerLimits { connections: limits::METRICS_CONNECTIONS, ..ListenerLimits::default() };
     match Listener::new(socket, None, bounds) {
@@ -143,7 +141,7 @@ fn operations(requests: &RequestLatencies) -> OperationCounts {
     OperationCounts { latencies: requests.snapshot(), waiting: requests.waiting() }
 }
 
-impl MountSource for Source {
+impl MountSource for PageSource {
     fn complete(&self, status: Status) -> Status {
         complete(status, &self.facts)
     }

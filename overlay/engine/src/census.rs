@@ -6,7 +6,6 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_api::operator::{DirtyFile, Status};
@@ -62,7 +61,7 @@ impl Overlay {
         let mut counted: Option<(u64, Instant)> = None;
         loop {
             // The kernel may write files by itself, which the catalog does not see.
-            let is_written = !inner.writing.lock().is_empty() || inner.table.opens.load(Ordering::Relaxed) > 0;
+            let is_written = !inner.writing.lock().is_empty();
             let change = inner.catalog.last_change();
             let leases_end = inner.last_census.lock().leased_files > 0;
             let is_valid = counted.is_some_and(|(of, at)| of == change && !(leases_end && at.elapsed() > LEASES_AGAIN));

@@ -24,11 +24,11 @@ pub struct ResidentTree {
     pub counted_unix: u64,
     /// How long the count took.
     pub took: Duration,
-    directories: HashMap<Ino, TreeNode>,
+    directories: HashMap<Ino, DirectoryTotals>,
 }
 
 #[derive(Debug, Default)]
-struct TreeNode {
+struct DirectoryTotals {
     name: Vec<u8>,
     parent: Option<Ino>,
     children: Vec<Ino>,
@@ -87,7 +87,7 @@ impl Overlay {
             let node = tree.directories.get(&at)?;
             at = *node.children.iter().find(|child| tree.directories.get(child).is_some_and(|c| c.name == name))?;
         }
-        let empty = TreeNode::default();
+        let empty = DirectoryTotals::default();
         let node =
             if at == Ino::ROOT { tree.directories.get(&at).unwrap_or(&empty) } else { tree.directories.get(&at)? };
         let mut entries: Vec<ResidentEntry> = Vec::new();

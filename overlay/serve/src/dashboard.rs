@@ -6,7 +6,8 @@ use std::sync::Arc;
 use forebay_engine::Overlay;
 use forebay_system::tcp_clients;
 use http::header::{ALLOW, CONTENT_TYPE, HOST};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::request::Parts;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -48,23 +49,25 @@ impl<S: MountSource> Dashboard<S> {
         matches!(user, Ok(Ok(Some(user))) if user == 0 || user == own)
     }
 
-    async fn get(&self, request: &Request<Incoming>, client: SocketAddr) -> Response<Body> {
-        match request.uri().path() {
+    async fn get(&self, uri: &Uri, client: SocketAddr) -> Response<Body> {
+        let (path, query) = (uri.path(), uri.query());
+        if matches!(path, "/events" | "/resident" | "/job") && !self.may_see_names(client).await {
+            let why = "it has names of files: only root and the user who mounted may read it\n";
+            return plain(StatusCode::FORBIDDEN, why);
+        }
+        match path {
             "/metrics" => self.scrape().await,
             "/healthz" => plain(StatusCode::OK, "ok\n"),
-            "/events" | "/resident" | "/job" if !self.may_see_names(client).await => {
-                plain(StatusCode::FORBIDDEN, "it has names of files: only root and the user who mounted may read it\n")
-            }
             "/events" => self.events.answer(self.stop.clone()),
-            "/resident" => match argument("path", request.uri().query()) {
+            "/resident" => match argument("path", query) {
                 Some(path) => self.residency.answer(&path).await,
                 None => plain(StatusCode::BAD_REQUEST, "the query is not path=PATH\n"),
             },
-            "/job" => match argument("id", request.uri().query()) {
+            "/job" => match argument("id", query) {
                 Some(id) => page::job(&*self.source, id).await,
                 None => plain(StatusCode::BAD_REQUEST, "the query is not id=JOB\n"),
             },
-            path => {
+            _ => {
                 page::file(path).unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz\n"))
             }
         }
@@ -83,13 +86,14 @@ impl<S: MountSource> Dashboard<S> {
 
 impl<S: MountSource> Door for Dashboard<S> {
     async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Body> {
+        let (request, _) = request.into_parts();
         if self.address.ip().is_loopback() && !names_this_machine(&request) {
             // A page of another site whose name stands for 127.0.0.1 would read the answers otherwise.
             return plain(StatusCode::MISDIRECTED_REQUEST, "the Host of the request is not this machine\n");
         }
-        match *request.method() {
-            Method::GET => self.get(&request, client.address).await,
-            Method::HEAD => self.get(&request, client.address).await.map(|_| Body::empty()),
+        match request.method {
+            Method::GET => self.get(&request.uri, client.address).await,
+            Method::HEAD => self.get(&request.uri, client.address).await.map(|_| Body::empty()),
             _ => {
                 let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are allowed\n");
                 response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
@@ -99,9 +103,9 @@ impl<S: MountSource> Door for Dashboard<S> {
     }
 }
 
-fn names_this_machine(request: &Request<Incoming>) -> bool {
-    let header = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    match request.uri().authority().map(|authority| authority.as_str()).or(header) {
+fn names_this_machine(request: &Parts) -> bool {
+    let header = request.headers.get(HOST).and_then(|host| host.to_str().ok());
+    match request.uri.authority().map(|authority| authority.as_str()).or(header) {
         Some(host) => is_this_machine(host),
         // HTTP/1.0: no browser.
         None => true,

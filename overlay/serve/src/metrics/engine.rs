@@ -38,7 +38,7 @@ impl Collector for EngineMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let status = self.overlay.status_at_last_census();
         let mut out = Exposition(encoder);
-        out.info("build", "The version of the program", [("version", &status.version)])?;
+        out.info("build", "The version of the program", [("version", status.version.as_str())])?;
         space(&mut out, &status)?;
         devices(&mut out, &status)?;
         write_back(&mut out, &status, &self.overlay)?;
@@ -107,7 +107,7 @@ fn devices(out: &mut Exposition<'_>, status: &Status) -> fmt::Result {
         promoted_files: 0,
         demoted_files: 0,
     }];
-    let tiers = if status.tiers.is_empty() { &only[..] } else { &status.tiers };
+    let tiers = if status.tiers.is_empty() { &only[..] } else { &status.tiers[..] };
     let tiers = || tiers.iter().map(|tier| ([("tier", tier.name.as_str())], tier));
     out.gauges("tier_limit_bytes", "The most that a tier may hold", tiers().map(|(l, t)| (l, t.limit_bytes as f64)))?;
     out.gauges("tier_used_bytes", "Bytes of a tier that are used", tiers().map(|(l, t)| (l, t.used_bytes as f64)))?;

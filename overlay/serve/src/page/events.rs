@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use forebay_api::jobs::{JobSummary, Sample};
@@ -10,7 +10,6 @@ use forebay_api::operator::{DirtyFile, Status};
 use forebay_backends::decorators::{CallKind, SlowCall};
 use forebay_backends::latency::LatencySnapshot;
 use forebay_engine::Overlay;
-use forebay_system::clock::unix_now;
 use futures::{Stream, stream};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
@@ -41,7 +40,7 @@ pub struct Events<S> {
 /// One event.
 #[derive(Serialize)]
 struct PageUpdate {
-    at_ms: u128,
+    at_ms: u64,
     status: Status,
     /// Seconds since 1970 of the counts of dirty and leased content.
     census_unix: u64,
@@ -166,7 +165,7 @@ fn newest(mut jobs: Vec<JobSummary>) -> Vec<JobSummary> {
 }
 
 /// Returns the time of day in milliseconds since 1970.
-fn now_ms() -> u128 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or_else(|_| u128::from(unix_now()) * 1000, |since| since.as_millis())
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -37,7 +37,7 @@ function microsText(us) {
 }
 
 function percentText(share) {
-  return share === null || !isFinite(share) ? "–" : (share * 100).toFixed(1) + " %";
+  return share === null || !isFinite(share) ? "–" : (share * 100).toFixed(1) + "\u00a0%";
 }
 
 function element(tag, className, text) {

@@ -52,17 +52,21 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }
 
-function chart(place, height, lines, values, axis, range) {
+// Powers of two: round numbers of bytes.
+const BYTE_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
+
+function chart(place, height, lines, values, axis, range, steps) {
   const stroke = colour("soft");
   const grid = { stroke: colour("line"), width: 1 };
   const options = {
     width: Math.max(200, place.clientWidth),
     height,
     cursor: { drag: { x: false, y: false } },
+    legend: { markers: { width: 2, dash: (_, i) => (i > 0 && lines[i - 1][2] ? "dashed" : "solid") } },
     scales: { y: { range } },
     axes: [
       { stroke, grid, ticks: grid, values: (_, at) => at.map((t) => new Date(t * 1000).toLocaleTimeString("en-GB")), space: 90 },
-      { stroke, grid, ticks: grid, size: 84, values: (_, ticks) => ticks.map(axis) },
+      { stroke, grid, ticks: grid, size: 84, values: (_, ticks) => ticks.map(axis), ...(steps ? { incrs: steps } : {}) },
     ],
     series: [
       { label: "Time", value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString("en-GB") : "–") },
@@ -85,7 +89,7 @@ function drawCharts() {
     { values: throughput, plot: chart(byId("throughput"), 240, [
       ["Read from page cache", "sky"], ["Read from fast pool", "green", [8, 3]], ["Read from pool", "red", [2, 3]],
       ["Fetched", "purple", [12, 4, 2, 4]], ["Flushed", "orange", [5, 5]],
-    ], throughput, rateText, upTo) },
+    ], throughput, rateText, upTo, BYTE_STEPS) },
     { values: hits, plot: chart(byId("hits"), 200, [["Hit ratio", "blue"]], hits, (v) => v.toFixed(0) + " %", [0, 100]) },
   ];
 }
@@ -207,7 +211,11 @@ function draw(update) {
   drawJobs(view.jobs, atUnix);
   drawSlow(update.slow);
   drawLatencies(update);
-  view.charts.forEach(({ plot, values }) => plot.setData(values()));
+  for (const { plot, values } of view.charts) {
+    plot.setData(values());
+    // The legend shows the last values unless the pointer chooses others.
+    if (plot.cursor.idx === null || plot.cursor.idx === undefined) plot.setLegend({ idx: series.at.length - 1 });
+  }
   const root = document.documentElement.dataset;
   root.updates = Number(root.updates || 0) + 1;
   root.updateMs = (performance.now() - began).toFixed(1);
