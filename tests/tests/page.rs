@@ -4,9 +4,11 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fantoccini::key::Key;
@@ -116,6 +118,35 @@ impl Page {
     }
 }
 
+/// Reads the files of a directory again and again, until it is dropped.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(dir: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                for file in fs::read_dir(&dir).into_iter().flatten().flatten() {
+                    let _ = fs::read(file.path());
+                    thread::sleep(Duration::from_millis(120));
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// A mount with something of everything that the page shows.
 fn furnished() -> (Mount, SocketAddr) {
     let port = free_port();
@@ -206,21 +237,9 @@ async fn shows(page: &Page, mount: &Mount, address: SocketAddr) {
     page.wait("the files of the job", "return document.getElementById('job').innerText.includes('part-001');").await;
 
     // What happens is shown: something to see in the charts, in both themes.
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                for number in 0..6 {
-                    let _ = fs::read(mount.path(format!("sets/train/part-{number:03}")));
-                    std::thread::sleep(Duration::from_millis(120));
-                }
-            }
-        });
-        let handle = tokio::runtime::Handle::current();
-        tokio::task::block_in_place(|| handle.block_on(pictures(page)));
-        stop.store(true, Ordering::Relaxed);
-        reader.join().unwrap();
-    });
+    let reader = Reader::start(mount.path("sets/train"));
+    pictures(page).await;
+    drop(reader);
 
     page.press("p").await;
     page.wait("it is paused", "return document.getElementById('live').textContent === 'paused';").await;
@@ -244,9 +263,14 @@ async fn shows(page: &Page, mount: &Mount, address: SocketAddr) {
 /// Goes down and up in the treemap, by mouse and by keyboard.
 async fn zooms(page: &Page, mount: &Mount) {
     page.wait("the treemap", "return document.querySelectorAll('#treemap .tile').length >= 4;").await;
-    let of = |name: &str| format!("return document.querySelector('#treemap [data-name=\"{name}\"]').dataset.bytes;");
-    assert_eq!(page.run(&of("sets")).await, ((6 * 6 + 4 * 3) << 20).to_string());
-    assert_eq!(page.run(&of("reference")).await, (18 << 20).to_string());
+    // A file system may count a block of its own to a file.
+    let about = |bytes: u64| bytes..bytes + bytes / 100;
+    let bytes = async |name: &str| {
+        let of = format!("return Number(document.querySelector('#treemap [data-name=\"{name}\"]').dataset.bytes);");
+        page.run(&of).await.as_u64().unwrap()
+    };
+    assert!(about((6 * 6 + 4 * 3) << 20).contains(&bytes("sets").await));
+    assert!(about(18 << 20).contains(&bytes("reference").await));
     let sum =
         "return [...document.querySelectorAll('#treemap .tile')].reduce((a, t) => a + Number(t.dataset.bytes), 0);";
     let sum = page.run(sum).await.as_u64();
@@ -256,7 +280,7 @@ async fn zooms(page: &Page, mount: &Mount) {
     page.run("document.querySelector('#treemap [data-name=\"sets\"]').focus(); return true;").await;
     page.press(&Key::Enter.to_string()).await;
     page.wait("it shows sets", "return document.getElementById('crumbs').innerText.includes('sets');").await;
-    assert_eq!(page.run(&of("test")).await, (12 << 20).to_string());
+    assert!(about(12 << 20).contains(&bytes("test").await));
     page.0.find(Locator::Css("#treemap [data-name=train]")).await.unwrap().click().await.unwrap();
     page.wait("it shows train", "return document.querySelectorAll('#treemap div.tile').length === 6;").await;
     page.press(&Key::Backspace.to_string()).await;

@@ -154,7 +154,8 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
     closed
 }
 
-/// Opens the engine of a mount. Returns also the counters of its calls to the pool. `reattached`: it takes over the mount of a worker that died, with its open files.
+/// Opens the engine of a mount. Returns also the counters of its calls to the pool. `reattached`: it takes over the
+/// mount of a worker that died, with its open files.
 pub(super) async fn open(
     config: &MountConfig,
     policy: Policy,

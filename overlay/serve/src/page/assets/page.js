@@ -307,5 +307,5 @@ applyTheme();
 listen();
 zoom("", false);
 setInterval(() => {
-  if (!view.paused && document.visibilityState === "visible") zoom(treemap.path, false);
+  if (!view.paused && document.visibilityState === "visible") zoom(treemap.wanted, false);
 }, 10000);

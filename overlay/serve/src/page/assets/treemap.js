@@ -1,7 +1,7 @@
 "use strict";
 // What is resident by directory: a squarified treemap (Bruls, Huizing, van Wijk).
 
-const treemap = { path: "", entries: [], timer: null };
+const treemap = { path: "", wanted: "", entries: [] };
 
 // Divides a rectangle among values in descending order. Returns one rectangle for each.
 function squarify(values, rectangle) {
@@ -93,9 +93,11 @@ function drawCrumbs() {
 
 // Shows a directory. `moves`: the reader chose it, so the focus goes to its first entry.
 async function zoom(path, moves) {
+  treemap.wanted = path;
   const answer = await fetch("resident?path=" + encodeURIComponent(path)).then((r) => r.json()).catch(() => null);
   const note = document.getElementById("treemap-note");
-  if (!answer) return;
+  // The reader may have chosen another directory meanwhile.
+  if (!answer || treemap.wanted !== path) return;
   if (answer.error) {
     if (path) return zoom("", moves);
     note.textContent = answer.error;
@@ -114,5 +116,5 @@ async function zoom(path, moves) {
 }
 
 function up() {
-  if (treemap.path) zoom(treemap.path.split("/").slice(0, -1).join("/"), true);
+  if (treemap.wanted) zoom(treemap.wanted.split("/").slice(0, -1).join("/"), true);
 }
