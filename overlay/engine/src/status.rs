@@ -136,10 +136,9 @@ impl Default for Looks {
 impl Overlay {
     /// Returns the state of the mount. Always answers: it asks neither the pool nor the kernel.
     pub async fn status(&self) -> Status {
-        let now = |inner: &Inner| inner.status_at(&inner.take_census());
-        match self.look(move |inner| Ok(now(inner))).await {
+        match self.look(|inner| Ok(inner.status_now())).await {
             Ok(status) => status,
-            Err(_) => now(&self.inner),
+            Err(_) => self.inner.status_now(),
         }
     }
 
@@ -193,6 +192,10 @@ impl Overlay {
 }
 
 impl Inner {
+    fn status_now(&self) -> Status {
+        self.status_at(&self.take_census())
+    }
+
     /// Returns the state, with the dirty and leased content of a census.
     pub(crate) fn status_at(&self, census: &Census) -> Status {
         let mountpoint = self.mountpoint.lock().clone();
