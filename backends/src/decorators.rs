@@ -24,7 +24,7 @@ use crate::{
 pub use call::{CallKind, PoolAnswer, PoolCall};
 pub use deadline::{CallLimits, Deadline};
 pub use fault::{Fault, FaultMoment, Faults, Odds};
-pub use metrics::{CallCounters, CallStats, Metrics, MetricsSnapshot};
+pub use metrics::{CallCounters, CallStats, Metrics, MetricsSnapshot, SlowCall};
 pub use throttle::{Rate, Throttle};
 
 /// What a decorator does with a call to the wrapped pool.

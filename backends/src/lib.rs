@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod decorators;
 pub mod dir;
 mod error;
+pub mod latency;
 pub mod memory;
 pub mod nfs;
 mod open;

@@ -6,6 +6,7 @@ mod scratch;
 mod serve;
 mod view;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -207,7 +208,11 @@ pub struct MountArgs {
     /// Threads that answer the kernel. Default: one for two cores, at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, ro, immutable, allow_other, ...
+    /// Serve metrics for Prometheus, and a page for a browser, over HTTP: a port of the loopback device, or
+    /// ADDRESS:PORT for another one.
+    #[arg(long, value_name = "ADDRESS", value_parser = forebay_daemon::metrics::parse_address)]
+    pub metrics: Option<SocketAddr>,
+    /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, metrics=, ro, immutable, allow_other, ...
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
     /// Hooks of the observer to disable, as `-o mask_hooks=`.

@@ -5,6 +5,7 @@ pub mod disk;
 pub mod engine;
 pub mod model;
 
+pub mod http;
 pub mod load;
 pub mod mapped;
 pub mod mount;

@@ -1,18 +1,25 @@
 //! Counts of a pool's calls and their results.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::{Pool, Result};
+use crate::latency::{LatencyHistogram, LatencySnapshot};
+use crate::{Error, ErrorKind, Pool, Result, Retry, Side};
 
 use super::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
+
+/// From this duration on, an answered call is listed as slow.
+const SLOW: Duration = Duration::from_millis(500);
+/// Slow calls that are listed: the last ones.
+const SLOW_LISTED: usize = 32;
 
 /// A pool that counts its calls.
 pub type Metrics = Decorated<CallCounters>;
@@ -23,6 +30,9 @@ pub struct CallStats {
     /// Calls that were answered, with an error or without.
     pub count: u64,
     pub errors: u64,
+    /// Those errors that are faults: the pool or the connection to it failed. Other errors are answers, such as "not
+    /// found".
+    pub faults: u64,
     /// Calls that were cancelled before they were answered, for example by a deadline.
     pub abandoned: u64,
     /// Content read from the pool.
@@ -33,6 +43,21 @@ pub struct CallStats {
     pub total_latency_us: u64,
     /// The slowest answered call, in microseconds.
     pub max_latency_us: u64,
+    /// The latencies of all answered calls.
+    pub latency: LatencySnapshot,
+}
+
+/// A call that took long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowCall {
+    pub kind: CallKind,
+    /// The object in the pool.
+    pub path: String,
+    pub took_ms: u64,
+    /// Seconds since 1970 at which it was answered.
+    pub answered_unix: u64,
+    /// The error, if it was answered with one.
+    pub error: Option<String>,
 }
 
 /// All counts at one moment.
@@ -66,13 +91,12 @@ impl MetricsSnapshot {
 #[derive(Debug, Default)]
 struct CallCounter {
     started: AtomicU64,
-    count: AtomicU64,
     errors: AtomicU64,
+    faults: AtomicU64,
     abandoned: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
-    total_latency_us: AtomicU64,
-    max_latency_us: AtomicU64,
+    latency: LatencyHistogram,
 }
 
 /// The counters behind [`Metrics`].
@@ -80,6 +104,7 @@ struct CallCounter {
 pub struct CallCounters {
     counters: [CallCounter; CallKind::ALL.len()],
     in_flight: AtomicU64,
+    slow: Mutex<VecDeque<SlowCall>>,
 }
 
 impl Metrics {
@@ -95,11 +120,37 @@ impl Metrics {
     pub fn in_flight(&self) -> u64 {
         self.around.in_flight.load(Ordering::Relaxed)
     }
+
+    /// The last calls that took half a second or longer, the oldest first.
+    pub fn slow_calls(&self) -> Vec<SlowCall> {
+        self.around.slow.lock().iter().cloned().collect()
+    }
+}
+
+/// Whether an error says that the pool failed. Otherwise it is the pool's answer to the request.
+fn is_fault(error: &Error) -> bool {
+    let is_io_error = matches!(error.kind(), ErrorKind::Os(_) | ErrorKind::Corrupt) && error.side() == Side::Pool;
+    error.retry() == Retry::Later || is_io_error
 }
 
 impl CallCounters {
     fn of(&self, kind: CallKind) -> &CallCounter {
         &self.counters[kind as usize]
+    }
+
+    fn note_slow(&self, call: &PoolCall<'_>, took: Duration, error: Option<&Error>) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut slow = self.slow.lock();
+        if slow.len() == SLOW_LISTED {
+            slow.pop_front();
+        }
+        slow.push_back(SlowCall {
+            kind: call.kind,
+            path: call.path.to_string(),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            answered_unix: now.as_secs(),
+            error: error.map(ToString::to_string),
+        });
     }
 
     fn snapshot(&self) -> MetricsSnapshot {
@@ -110,14 +161,17 @@ impl CallCounters {
             if load(&counter.started) == 0 {
                 continue;
             }
+            let latency = counter.latency.snapshot();
             let stats = CallStats {
-                count: load(&counter.count),
+                count: latency.count(),
                 errors: load(&counter.errors),
+                faults: load(&counter.faults),
                 abandoned: load(&counter.abandoned),
                 bytes_read: load(&counter.bytes_read),
                 bytes_written: load(&counter.bytes_written),
-                total_latency_us: load(&counter.total_latency_us),
-                max_latency_us: load(&counter.max_latency_us),
+                total_latency_us: latency.sum_us,
+                max_latency_us: latency.max_us,
+                latency,
             };
             calls.insert(kind, stats);
         }
@@ -128,26 +182,28 @@ impl CallCounters {
 /// Counts a call as abandoned unless it was answered.
 struct CallInFlight<'a> {
     counters: &'a CallCounters,
-    kind: CallKind,
+    call: PoolCall<'a>,
     started: Instant,
     answered: bool,
 }
 
 impl<'a> CallInFlight<'a> {
-    fn new(counters: &'a CallCounters, kind: CallKind) -> Self {
+    fn new(counters: &'a CallCounters, call: PoolCall<'a>) -> Self {
         counters.in_flight.fetch_add(1, Ordering::Relaxed);
-        counters.of(kind).started.fetch_add(1, Ordering::Relaxed);
-        Self { counters, kind, started: Instant::now(), answered: false }
+        counters.of(call.kind).started.fetch_add(1, Ordering::Relaxed);
+        Self { counters, call, started: Instant::now(), answered: false }
     }
 
-    fn answered(mut self, error: bool) {
+    fn answered(mut self, error: Option<&Error>) {
         self.answered = true;
-        let counter = self.counters.of(self.kind);
-        let latency_us = u64::try_from(Duration::as_micros(&self.started.elapsed())).unwrap_or(u64::MAX);
-        counter.count.fetch_add(1, Ordering::Relaxed);
-        counter.errors.fetch_add(u64::from(error), Ordering::Relaxed);
-        counter.total_latency_us.fetch_add(latency_us, Ordering::Relaxed);
-        counter.max_latency_us.fetch_max(latency_us, Ordering::Relaxed);
+        let counter = self.counters.of(self.call.kind);
+        let took = self.started.elapsed();
+        counter.latency.observe(took);
+        counter.errors.fetch_add(u64::from(error.is_some()), Ordering::Relaxed);
+        counter.faults.fetch_add(u64::from(error.is_some_and(is_fault)), Ordering::Relaxed);
+        if took >= SLOW {
+            self.counters.note_slow(&self.call, took, error);
+        }
     }
 }
 
@@ -155,7 +211,7 @@ impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         self.counters.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
-            self.counters.of(self.kind).abandoned.fetch_add(1, Ordering::Relaxed);
+            self.counters.of(self.call.kind).abandoned.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -176,16 +232,19 @@ impl Around for CallCounters {
                 let counter = self.of(CallKind::Read);
                 match &answer {
                     Ok(answer) => counter.bytes_read.fetch_add(answer.content_bytes(), Ordering::Relaxed),
-                    Err(_) => counter.errors.fetch_add(1, Ordering::Relaxed),
+                    Err(error) => {
+                        counter.faults.fetch_add(u64::from(is_fault(error)), Ordering::Relaxed);
+                        counter.errors.fetch_add(1, Ordering::Relaxed)
+                    }
                 };
                 answer
             }
             .boxed();
         }
         async move {
-            let in_flight = CallInFlight::new(self, call.kind);
+            let in_flight = CallInFlight::new(self, call);
             let answer = inner.await;
-            in_flight.answered(answer.is_err());
+            in_flight.answered(answer.as_ref().err());
             let counter = self.of(call.kind);
             if let Ok(answer) = &answer {
                 counter.bytes_read.fetch_add(answer.content_bytes(), Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! The options of `-o`, as passed by mount(8) and fstab.
 
+use forebay_daemon::metrics::parse_address;
 use forebay_daemon::{Failure, mounts};
 use rustix::mount::MountFlags;
 
@@ -56,6 +57,7 @@ pub fn apply(args: &mut MountArgs) -> Result<Given, Failure> {
             "fast" => args.fast.extend(value.split(':').map(Into::into)),
             "limit" => args.limit = Some(value.parse().map_err(|e| bad(&e))?),
             "memory" => args.memory = Some(value.parse().map_err(|e| bad(&e))?),
+            "metrics" => args.metrics = Some(parse_address(value).map_err(|e| bad(&e))?),
             "config" => args.config = Some(value.into()),
             "policy" => args.policy = Some(value.into()),
             "throttle" => args.throttle = Some(values::pace(value).map_err(|e| bad(&e))?),
@@ -73,7 +75,7 @@ pub fn apply(args: &mut MountArgs) -> Result<Given, Failure> {
                     return Err(Failure::usage(format!("mount option `{option}`: {why}")).remedy(*remedy));
                 }
                 return Err(Failure::usage(format!("mount option `{option}` is not known")).remedy(
-                    "fast=DIR[:DIR], limit=, policy=, config=, throttle=RATE:LATENCY, memory=, threads=, ro, immutable, allow_other",
+                    "fast=DIR[:DIR], limit=, policy=, config=, throttle=RATE:LATENCY, memory=, threads=, metrics=, ro, immutable, allow_other",
                 ));
             }
         }
@@ -111,11 +113,13 @@ mod tests {
 
     #[test]
     fn options_stand_for_arguments() {
-        let mut args =
-            mount("rw,_netdev,x-systemd.automount,fast=/a:/b,limit=5G,throttle=1MB/s:2ms,ro,allow_other,noexec");
+        let mut args = mount(
+            "rw,_netdev,x-systemd.automount,fast=/a:/b,limit=5G,throttle=1MB/s:2ms,metrics=9464,ro,allow_other,noexec",
+        );
         assert_eq!(apply(&mut args).unwrap().kernel, ["allow_other", "noexec"]);
         assert_eq!((args.fast.len(), args.read_only, args.immutable), (2, true, false));
         assert!(args.throttle.is_some() && args.limit.is_some());
+        assert_eq!(args.metrics, Some("127.0.0.1:9464".parse().unwrap()));
     }
 
     #[test]

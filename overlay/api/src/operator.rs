@@ -196,6 +196,57 @@ pub struct Counters {
     /// Requests to the pool that were repeated because the pool or the connection failed.
     #[serde(default)]
     pub pool_retries: u64,
+    #[serde(default)]
+    pub reads: ReadSources,
+    #[serde(default)]
+    pub evictions: Evictions,
+    /// Attempts to flush something that failed.
+    #[serde(default)]
+    pub flush_failures: u64,
+    /// Local copies that were moved aside because the pool had changed, too.
+    #[serde(default)]
+    pub conflicts: u64,
+}
+
+/// Reads that the daemon answered, by the place from which their bytes came. Reads that the kernel answers, from its
+/// page cache or by passthrough, are not among them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadSources {
+    /// The bytes were on the fast pool.
+    pub fast: ServedReads,
+    /// The read waited until its bytes were fetched to the fast pool.
+    pub fetched: ServedReads,
+    /// The bytes came from the pool and were not kept: there was no room, or the policy says so.
+    pub direct: ServedReads,
+}
+
+/// Reads and their bytes since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedReads {
+    pub reads: u64,
+    pub bytes: u64,
+}
+
+/// Evictions since the start, by their reasons.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evictions {
+    /// Other content needed the space.
+    pub space: Evicted,
+    /// The slowest tier was full.
+    pub tier: Evicted,
+    /// An operator asked for it.
+    pub request: Evicted,
+    /// The policy does not keep written content.
+    pub policy: Evicted,
+    /// A check found damage.
+    pub repair: Evicted,
+}
+
+/// Evicted files, and the bytes that they occupied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    pub files: u64,
+    pub bytes: u64,
 }
 
 /// A difference between the mount and the pool at a path, in ascending order of importance.

@@ -93,3 +93,10 @@ impl<'a> Batch<'a> {
         }
     }
 }
+
+impl Catalog {
+    /// Returns the number of the last change. It grows with each change.
+    pub fn last_change(&self) -> u64 {
+        self.db.latest_sequence_number()
+    }
+}

@@ -1,5 +1,6 @@
 //! The configuration of a mount: all that a restarted worker needs.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ pub struct MountConfig {
     pub threads: Option<usize>,
     /// Budget of all buffers together. `None`: the engine chooses.
     pub memory_bytes: Option<u64>,
+    /// Where metrics and the page are served. `None`: nowhere.
+    #[serde(default)]
+    pub metrics: Option<SocketAddr>,
     /// Options of the mount itself, beside those of the file system: `nosuid`, `noexec`, ...
     #[serde(default)]
     pub kernel_options: Vec<String>,
@@ -69,6 +73,9 @@ impl MountConfig {
         }
         if let Some(pace) = self.throttle {
             words.push(format!("--throttle {}/s,{}us", pace.bytes_per_sec, pace.latency.as_micros()));
+        }
+        if let Some(address) = self.metrics {
+            words.push(format!("--metrics {address}"));
         }
         for (set, flag) in
             [(self.read_only, "--read-only"), (self.immutable, "--immutable"), (self.allow_other, "-o allow_other")]
@@ -104,6 +111,7 @@ mod tests {
             throttle: None,
             threads: None,
             memory_bytes: None,
+            metrics: Some("127.0.0.1:9464".parse().unwrap()),
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
         }
@@ -112,6 +120,6 @@ mod tests {
     #[test]
     fn command_line_quotes_what_a_shell_would_split() {
         let line = config("/p").command_line();
-        assert_eq!(line, "forebay mount /p '/mnt/my data' --fast /nvme --limit 7 --read-only");
+        assert_eq!(line, "forebay mount /p '/mnt/my data' --fast /nvme --limit 7 --metrics 127.0.0.1:9464 --read-only");
     }
 }

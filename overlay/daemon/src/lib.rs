@@ -14,6 +14,7 @@ pub mod config;
 mod confinement;
 pub mod doctor;
 pub mod limits;
+pub mod metrics;
 pub mod multi_mount;
 pub mod offline;
 pub mod policy_files;

@@ -30,6 +30,14 @@ pub const MOUNT: Duration = Duration::from_secs(120);
 pub const POOL_CHECK: Duration = Duration::from_secs(10);
 /// How long `doctor` waits until a pool is attached: longer than the retries of each kind of pool.
 pub const POOL_ATTACH: Duration = Duration::from_secs(120);
+/// Connections to a metrics address at the same time; more wait in its backlog.
+pub const METRICS_CONNECTIONS: usize = 64;
+/// Threads of a metrics address that ask the devices for their space.
+pub const METRICS_BLOCKING: usize = 4;
+/// How often a restarted worker tries to listen on a metrics address that another program has taken.
+pub const METRICS_RETRY: Duration = Duration::from_secs(5);
+/// The time between two updates of the page.
+pub const PAGE_TICK: Duration = Duration::from_secs(1);
 /// How long one case of the conformance suite may take: the case with the most requests makes 25,000, on a server that
 /// answers a hundred in a second.
 pub const POOL_CASE: Duration = Duration::from_secs(300);

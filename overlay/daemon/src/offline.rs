@@ -74,7 +74,7 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a tier
         // that a policy does not name is given up.
         let policy = worker::policy(config)?.that_flushes_by_request();
-        let overlay = worker::open(config, policy, false).await?;
+        let (overlay, _) = worker::open(config, policy, false).await?;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;
         Ok(report?)

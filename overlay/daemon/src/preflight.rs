@@ -82,6 +82,8 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
     entries.retain(|entry| !(shared_with(config, entry).is_some() && unmount::is_over(entry)));
     not_shared(config, &entries)?;
     space(config)?;
+    // The worker binds it again.
+    config.metrics.map(super::metrics::bind).transpose()?;
     Ok(to_create)
 }
 

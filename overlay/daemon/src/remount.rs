@@ -112,6 +112,10 @@ fn stays(asked: &MountConfig, entry: &RegisteredMount) -> Result<(), Failure> {
     if asked.throttle.is_some() && asked.throttle != has.throttle {
         return refused("throttle".to_owned(), "another pace, or none".to_owned());
     }
+    if let Some(address) = asked.metrics.filter(|_| asked.metrics != has.metrics) {
+        let now = has.metrics.map_or("no metrics".to_owned(), |now| format!("metrics on {now}"));
+        return refused(format!("metrics={address}"), now);
+    }
     if asked.immutable && !has.immutable {
         return refused("immutable".to_owned(), "a pool that changes".to_owned());
     }

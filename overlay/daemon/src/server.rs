@@ -51,7 +51,7 @@ pub struct Server(#[expect(dead_code, reason = "its drop tells the thread to end
 impl Server {
     /// Binds the socket for this user alone, and replaces a socket that a dead worker left. The engine's work runs on
     /// the tokio runtime of the caller.
-    pub fn start(socket: &Path, overlay: Overlay, jobs: Jobs, facts: Facts) -> io::Result<Self> {
+    pub fn start(socket: &Path, overlay: Overlay, jobs: Jobs, facts: Arc<Facts>) -> io::Result<Self> {
         match std::fs::remove_file(socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -83,7 +83,7 @@ impl Server {
 struct ServerContext {
     overlay: Overlay,
     jobs: Jobs,
-    facts: Facts,
+    facts: Arc<Facts>,
     engine: Handle,
     turns: Semaphore,
 }
@@ -350,7 +350,7 @@ fn stuck(mountpoint: &str) -> Failure {
     .remedy("check whether its fast pool answers: `forebay doctor`, `dmesg`; it continues when the fast pool does")
 }
 
-fn complete(mut status: Status, facts: &Facts) -> Status {
+pub(super) fn complete(mut status: Status, facts: &Facts) -> Status {
     status.mountpoint = Some(facts.mountpoint.clone());
     status.no_passthrough = (facts.no_passthrough)();
     status.passthrough = status.no_passthrough.is_none();

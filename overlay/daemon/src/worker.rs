@@ -16,6 +16,7 @@ use forebay_policy::Policy;
 use forebay_system::descriptors;
 
 use super::config::MountConfig;
+use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Runtime};
 use super::server::{self, Facts, Server};
 use super::supervisor::{Ready, Signals, StartOutcome, stop};
@@ -72,7 +73,9 @@ pub(super) fn tokio_runtime() -> Result<tokio::runtime::Runtime, Failure> {
 async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
     let config = &state.config;
     let attach = attach(runtime)?;
-    let overlay = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
+    // Before the mount serves: without the address that was asked for, there is no mount.
+    let metrics = config.metrics.filter(|_| attach == Attach::Fresh).map(metrics::bind).transpose()?;
+    let (overlay, pool) = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
     let (served, noted) = (overlay.clone(), jobs.clone());
@@ -86,15 +89,18 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
         PassthroughState::On => None,
         PassthroughState::Off(why) => Some(why),
     };
-    let facts = Facts {
+    let facts = Arc::new(Facts {
         mountpoint: config.mountpoint.display().to_string(),
         no_passthrough: Box::new(no_passthrough.clone()),
         runtime: runtime.clone(),
         pool: config.pool.clone(),
-    };
+    });
     let socket = runtime.socket();
-    let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts)
+    let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
+    let parts = MountParts { overlay: overlay.clone(), jobs: jobs.clone(), pool, requests: mounted.latencies(), facts };
+    let numbers = config.metrics.map(|address| MetricsServer::start(address, metrics, parts)).transpose();
+    let numbers = numbers.map_err(|e| Failure::io("cannot serve the metrics address", &e))?;
     let no_passthrough = no_passthrough();
     let ready = Ready {
         mountpoint: config.mountpoint.clone(),
@@ -111,7 +117,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
     StartOutcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
-    drop(clients);
+    drop((clients, numbers));
     finish(runtime, state, &overlay, &jobs).await
 }
 
@@ -153,9 +159,14 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
     closed
 }
 
-/// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
-pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<Overlay, Failure> {
-    let pool = pool(config, &policy).await?;
+/// Opens the engine of a mount. Returns also the counters of its calls to the pool. `reattached`: it takes over the
+/// mount of a worker that died, with its open files.
+pub(super) async fn open(
+    config: &MountConfig,
+    policy: Policy,
+    reattached: bool,
+) -> Result<(Overlay, Arc<Metrics>), Failure> {
+    let (pool, counted) = pool(config, &policy).await?;
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
     let options = Options {
@@ -171,7 +182,7 @@ pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool)
         open_contents: None,
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
-    Ok(Overlay::open(options).await?)
+    Ok((Overlay::open(options).await?, counted))
 }
 
 /// Returns the policy in force: that of the mount, or the one that was applied since. The tiers are those of the mount.
@@ -204,7 +215,7 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     }
 }
 
-async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Failure> {
+async fn pool(config: &MountConfig, policy: &Policy) -> Result<(Arc<dyn Pool>, Arc<Metrics>), Failure> {
     let mut pool = PoolLocation::parse(&config.pool)?.open().await?;
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
@@ -217,7 +228,7 @@ async fn pool(config: &MountConfig, policy: &Policy) -> Result<Arc<dyn Pool>, Fa
         copies,
         min_bytes_per_second: limits::POOL_BYTES_PER_SECOND,
     };
-    Ok(Arc::new(Deadline::new(counted, deadlines)))
+    Ok((Arc::new(Deadline::new(counted.clone(), deadlines)), counted))
 }
 
 /// Returns the FUSE server's options of a mount.

@@ -152,7 +152,7 @@ impl Inner {
         report.problems.push(format!("{}: {problem}", self.display(ino)));
         if repair
             && !record.file.is_dirty()
-            && let Ok(Ok(_)) = self.evict_inode(ino, ChosenBy::Request)
+            && let Ok(Ok(_)) = self.evict_inode(ino, ChosenBy::Repair)
         {
             report.repaired += 1;
         }

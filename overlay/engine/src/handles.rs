@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::node::{Node, Readahead};
 use crate::shares::Promise;
+use crate::status::ReadSource;
 use crate::tiers::device_health::is_of_device;
 
 /// The longest readahead window of a sequential reader, in requests to the pool.
@@ -40,6 +41,8 @@ impl Overlay {
     pub async fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        let served = |source, read: Result<Bytes>| inner.counters.count_read(source, read);
+        let mut source = ReadSource::Fast;
         for _ in 0..3 {
             let whole = {
                 let mut state = node.state.lock();
@@ -52,7 +55,7 @@ impl Overlay {
                 inner.counters.read_hits.fetch_add(1, Ordering::Relaxed);
                 match inner.read_content(&content, offset, len as usize).await {
                     Err(e) if inner.content_failed(&node, ContentId(content.id), &e) => continue,
-                    read => return read,
+                    read => return served(source, read),
                 }
             }
             let size = node.state.lock().record.size;
@@ -67,16 +70,19 @@ impl Overlay {
             };
             if !ready && inner.policy_of(&node).read == Read::Bypass {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
-                return inner.read_uncached(&node, offset..end).await;
+                return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
             }
             inner.read_ahead(&node, offset, end);
             if !ready {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+                source = ReadSource::Fetched;
                 match inner.fetch(&node, offset..end).await {
-                    Err(e) if e.is(ErrorKind::NoSpace) => return inner.read_uncached(&node, offset..end).await,
+                    Err(e) if e.is(ErrorKind::NoSpace) => {
+                        return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
+                    }
                     Err(e) if is_of_device(&e) => match inner.fetch_failed(&node, &e) {
                         true => continue,
-                        false => return inner.read_uncached(&node, offset..end).await,
+                        false => return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await),
                     },
                     other => other?,
                 }
@@ -90,10 +96,10 @@ impl Overlay {
             if let Some(content) = content {
                 match inner.read_content(&content, offset, (end - offset) as usize).await {
                     Err(e) if is_of_device(&e) && !inner.content_failed(&node, ContentId(content.id), &e) => {
-                        return inner.read_uncached(&node, offset..end).await;
+                        return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
                     }
                     Err(e) if is_of_device(&e) => continue,
-                    read => return read,
+                    read => return served(source, read),
                 }
             }
         }

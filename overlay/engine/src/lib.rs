@@ -27,13 +27,14 @@
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
 //! | `background` | the tasks that run without a request |
-//! | `status`, `fsck` | what operators see and check |
+//! | `status`, `census`, `resident_tree`, `fsck` | what operators see and check |
 
 mod acl;
 mod advisor;
 mod ahead;
 mod attributes;
 mod background;
+mod census;
 mod coherence;
 mod durability_epochs;
 mod fetch;
@@ -46,6 +47,7 @@ mod node;
 mod paths;
 mod permission;
 mod policies;
+mod resident_tree;
 pub(crate) mod rights;
 pub mod salvage;
 mod scratch;
@@ -81,12 +83,17 @@ use crate::node::{Node, NodeTable};
 use crate::space::order::EvictionOrder;
 pub use advisor::{Advisor, Foreseen, Means};
 pub use ahead::{AHEAD_REQUESTS, requests_of};
+pub use census::Census;
 pub(crate) use coherence::Growth;
 pub use forebay_cache::{Content, content_io};
 pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
+<<<<<<< HEAD
 pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
+=======
+pub use resident_tree::{ResidentDirectory, ResidentTree};
+>>>>>>> numbers
 pub use shares::{Shares, UserSlot};
 pub use staging::{parse_path, summary};
 pub(crate) use txn::Txn;
@@ -171,6 +178,7 @@ pub(crate) struct Inner {
     pub layouts: layout::Layouts,
     pub counters: status::EngineCounters,
     pub looks: status::Looks,
+    pub last_census: Mutex<Arc<Census>>,
     /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
@@ -267,6 +275,7 @@ impl Overlay {
             layouts: layout::Layouts::default(),
             counters: status::EngineCounters::default(),
             looks: status::Looks::default(),
+            last_census: Mutex::default(),
             uncounted: Mutex::default(),
             writing: Mutex::default(),
             write_throttle: space::write_throttle::WriteThrottle::default(),

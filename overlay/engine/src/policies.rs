@@ -168,7 +168,7 @@ impl Inner {
     pub(crate) fn drop_written_around(&self, node: &Node) -> Result<()> {
         if self.policy().may_write(Write::Around) && self.policy_of(node).write == Write::Around {
             // What is not in the pool yet stays, and is dropped after its flush.
-            let _ = self.evict_inode(node.ino, ChosenBy::Request)?;
+            let _ = self.evict_inode(node.ino, ChosenBy::Rule)?;
         }
         Ok(())
     }

@@ -3,19 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_api::operator::{ContentState, Counters, Difference, DirtyFile, ListedPath, ObjectKind, Status};
+use bytes::Bytes;
+use forebay_api::operator::{
+    ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, ReadSources,
+    ServedReads, Status,
+};
 use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_catalog::{FileState, Intent, ListingState};
 use forebay_system::clock::unix_now;
 use tokio::sync::Semaphore;
 
+use super::census::Census;
 use super::coherence::Age;
 use super::namespace::Ask;
+use super::space::eviction::ChosenBy;
 use super::{Inner, Ino, Overlay};
 use crate::tiers::device_status;
-
-/// Failed flushes that `status` names.
-const SHOWN_ERRORS: usize = 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct EngineCounters {
@@ -24,7 +27,12 @@ pub(crate) struct EngineCounters {
     pub fetches: AtomicU64,
     pub opens_resident: AtomicU64,
     pub opens_absent: AtomicU64,
-    pub evicted_bytes: AtomicU64,
+    /// Files and bytes, by [`ChosenBy`].
+    evictions: [[AtomicU64; 2]; 5],
+    /// Reads and bytes, by [`ReadSource`].
+    reads: [[AtomicU64; 2]; 3],
+    pub flush_failures: AtomicU64,
+    pub conflicts: AtomicU64,
     pub flushed_files: AtomicU64,
     pub read_hits: AtomicU64,
     pub read_misses: AtomicU64,
@@ -33,16 +41,59 @@ pub(crate) struct EngineCounters {
     pub ahead_used_files: AtomicU64,
 }
 
+/// Where the bytes of a read that the daemon answers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadSource {
+    Fast,
+    Fetched,
+    Direct,
+}
+
 impl EngineCounters {
+    /// Counts a read, if it succeeded.
+    pub fn count_read(&self, source: ReadSource, read: Result<Bytes>) -> Result<Bytes> {
+        if let Ok(data) = &read {
+            count(&self.reads[source as usize], data.len() as u64);
+        }
+        read
+    }
+
+    pub fn count_eviction(&self, chosen_by: ChosenBy, bytes: u64) {
+        count(&self.evictions[chosen_by as usize], bytes);
+    }
+
+    fn evictions(&self) -> Evictions {
+        let of = |chosen_by: ChosenBy| {
+            let [files, bytes] = pair(&self.evictions[chosen_by as usize]);
+            Evicted { files, bytes }
+        };
+        Evictions {
+            space: of(ChosenBy::Space),
+            tier: of(ChosenBy::Tier),
+            request: of(ChosenBy::Request),
+            policy: of(ChosenBy::Rule),
+            repair: of(ChosenBy::Repair),
+        }
+    }
+
+    fn reads(&self) -> ReadSources {
+        let of = |source: ReadSource| {
+            let [reads, bytes] = pair(&self.reads[source as usize]);
+            ServedReads { reads, bytes }
+        };
+        ReadSources { fast: of(ReadSource::Fast), fetched: of(ReadSource::Fetched), direct: of(ReadSource::Direct) }
+    }
+
     fn read(&self, pool_retries: u64) -> Counters {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let evictions = self.evictions();
         Counters {
             pool_read_bytes: get(&self.pool_read_bytes),
             pool_written_bytes: get(&self.pool_written_bytes),
             fetches: get(&self.fetches),
             opens_resident: get(&self.opens_resident),
             opens_absent: get(&self.opens_absent),
-            evicted_bytes: get(&self.evicted_bytes),
+            evicted_bytes: self.evictions.iter().map(|[_, bytes]| get(bytes)).sum(),
             flushed_files: get(&self.flushed_files),
             read_hits: get(&self.read_hits),
             read_misses: get(&self.read_misses),
@@ -50,8 +101,21 @@ impl EngineCounters {
             ahead_bytes: get(&self.ahead_bytes),
             ahead_used_files: get(&self.ahead_used_files),
             pool_retries,
+            reads: self.reads(),
+            evictions,
+            flush_failures: get(&self.flush_failures),
+            conflicts: get(&self.conflicts),
         }
     }
+}
+
+fn count([times, sum]: &[AtomicU64; 2], bytes: u64) {
+    times.fetch_add(1, Ordering::Relaxed);
+    sum.fetch_add(bytes, Ordering::Relaxed);
+}
+
+fn pair([times, bytes]: &[AtomicU64; 2]) -> [u64; 2] {
+    [times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)]
 }
 
 /// Scans of everything that is dirty. They run one at a time, since each takes memory for every file that it finds. A
@@ -88,7 +152,10 @@ impl Overlay {
         self.inner.looks.seen.load(Ordering::Relaxed)
     }
 
-    async fn look<T: Send + 'static>(&self, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let turn = self.inner.looks.turn.clone().acquire_owned().await;
         let inner = self.inner.clone();
         super::blocking(move || {
@@ -126,9 +193,11 @@ impl Overlay {
 
 impl Inner {
     fn status_now(&self) -> Status {
-        let dirty = self.dirty_files().unwrap_or_default();
-        let now = unix_now();
-        let leased_bytes = self.leased_bytes().unwrap_or_default();
+        self.status_at(&self.take_census())
+    }
+
+    /// Returns the state, with the dirty and leased content of a census.
+    pub(crate) fn status_at(&self, census: &Census) -> Status {
         let mountpoint = self.mountpoint.lock().clone();
         let conflicts = self.conflicts.lock().clone();
         let resident_files = self.evictor.evictable().files;
@@ -145,18 +214,14 @@ impl Inner {
             limit_bytes: budget.limit(),
             used_bytes: budget.used(),
             reserved_bytes: budget.reserved(),
-            dirty_files: dirty.len() as u64,
-            dirty_bytes: dirty.iter().map(|d| d.bytes).sum(),
-            oldest_dirty_secs: dirty.iter().map(|d| now.saturating_sub(d.since_unix)).max(),
-            flush_errors: dirty
-                .iter()
-                .filter_map(|d| d.error.as_ref().map(|e| format!("{}: {e}", d.path)))
-                .take(SHOWN_ERRORS)
-                .collect(),
+            dirty_files: census.dirty_files,
+            dirty_bytes: census.dirty_bytes,
+            oldest_dirty_secs: census.oldest_dirty_unix.map(|since| unix_now().saturating_sub(since)),
+            flush_errors: census.flush_errors.clone(),
             flush_stuck: self.stuck(),
             waiting_for_room: self.waiting_for_room(),
             conflicts,
-            leased_bytes,
+            leased_bytes: census.leased_bytes,
             resident_files,
             inodes_in_memory: self.table.len() as u64,
             inodes_known_to_kernel: self.table.known_to_kernel() as u64,

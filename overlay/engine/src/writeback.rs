@@ -24,7 +24,7 @@ mod upload;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result};
 use forebay_catalog::Intent;
@@ -248,6 +248,7 @@ impl Inner {
                 None
             }
             Err(e) => {
+                self.counters.flush_failures.fetch_add(1, Ordering::Relaxed);
                 let path = self.path_of(&intent);
                 let is_news = subject.is_none_or(|ino| self.flusher.errors.note(ino, e.to_string()));
                 let mut failed = failed.lock();

@@ -10,12 +10,14 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_engine::Shares;
 use futures::FutureExt;
 use tokio::runtime::Handle;
 
+use super::latencies::{Operation, RequestLatencies};
 use super::panics;
 
 /// Runs `work` and hands its outcome to `reply`, exactly once.
@@ -30,27 +32,36 @@ use super::panics;
 ///
 /// A panic in `work` is answered with EIO, and ends this worker. Without an answer the kernel would resend the request
 /// to the next worker.
-pub fn dispatch<T, W, R>(runtime: &Handle, of: Option<(&Arc<Shares>, u32)>, operation: &'static str, work: W, reply: R)
-where
+pub fn dispatch<T, W, R>(
+    runtime: &Handle,
+    latencies: &Arc<RequestLatencies>,
+    of: Option<(&Arc<Shares>, u32)>,
+    operation: Operation,
+    work: W,
+    reply: R,
+) where
     T: 'static,
     W: Future<Output = Result<T>> + Send + 'static,
     R: FnOnce(Result<T>) + Send + 'static,
 {
+    let (begun, counted) = (Instant::now(), latencies.clone());
     let task = async move {
         match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => reply(outcome),
             Err(panic) => {
-                reply(Err(panicked(operation, panic.as_ref())));
+                reply(Err(panicked(operation.name(), panic.as_ref())));
                 panics::answered();
             }
         }
+        counted.of(operation).observe(begun.elapsed());
     };
     let _inside = runtime.enter();
     if let Some((shares, user)) = of
         && shares.must_wait(user)
     {
-        let shares = shares.clone();
+        let (shares, latencies) = (shares.clone(), latencies.clone());
         runtime.spawn(async move {
+            let _waits = Waits::new(latencies);
             let _counted = shares.request_in_turn(user).await;
             task.await;
         });
@@ -61,11 +72,29 @@ where
         Poll::Ready(()) => {}
         Poll::Pending => {
             let counted = of.map(|(shares, user)| shares.begin_request(user));
+            let waits = Waits::new(latencies.clone());
             runtime.spawn(async move {
+                let _waits = waits;
                 task.await;
                 drop(counted);
             });
         }
+    }
+}
+
+/// A request that waits, until it is dropped.
+struct Waits(Arc<RequestLatencies>);
+
+impl Waits {
+    fn new(latencies: Arc<RequestLatencies>) -> Self {
+        latencies.wait();
+        Self(latencies)
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.waited();
     }
 }
 
@@ -94,7 +123,7 @@ mod tests {
     fn a_hit_is_answered_on_the_calling_thread() {
         let runtime = runtime();
         let (tx, rx) = mpsc::channel();
-        dispatch(runtime.handle(), None, "test", async { Ok(7) }, move |outcome| {
+        dispatch(runtime.handle(), &Arc::default(), None, Operation::Read, async { Ok(7) }, move |outcome| {
             tx.send((outcome.unwrap(), thread::current().id())).unwrap();
         });
         assert_eq!(rx.try_recv().unwrap(), (7, thread::current().id()));
@@ -109,7 +138,7 @@ mod tests {
             tokio::task::yield_now().await;
             Ok(7)
         };
-        dispatch(runtime.handle(), None, "test", work, move |outcome| {
+        dispatch(runtime.handle(), &Arc::default(), None, Operation::Read, work, move |outcome| {
             tx.send((outcome.unwrap(), thread::current().id())).unwrap();
         });
         let (value, thread) = rx.recv().unwrap();
@@ -130,7 +159,9 @@ mod tests {
                 #[allow(unreachable_code)]
                 Ok(())
             };
-            dispatch(runtime.handle(), None, "test", work, move |outcome: Result<()>| tx.send(outcome).unwrap());
+            dispatch(runtime.handle(), &Arc::default(), None, Operation::Read, work, move |outcome: Result<()>| {
+                tx.send(outcome).unwrap()
+            });
             assert_eq!(rx.recv().unwrap().unwrap_err().errno(), libc::EIO);
         }
     }

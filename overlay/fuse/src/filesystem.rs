@@ -17,6 +17,7 @@ use fuser::{
 };
 
 use super::handle::{Handle, Mode};
+use super::latencies::Operation;
 use super::session::{Granted, Kill, MountSession, is_synchronous};
 use super::{convert, dirsync, init, rename, resend, setid};
 
@@ -48,7 +49,7 @@ impl Filesystem for MountSession {
         let (session, thread, name) = (self.clone(), request.pid(), bytes(name));
         let work = async move { session.lookup_for(thread, Ino(parent.0), &name).await };
         let session = self.clone();
-        self.dispatch(request, "lookup", work, move |outcome| match outcome {
+        self.dispatch(request, Operation::Lookup, work, move |outcome| match outcome {
             Ok(Lookup::Found(entry)) => session.reply_entry(&entry, reply),
             Ok(Lookup::Negative { ttl }) if !ttl.is_zero() => {
                 reply.entry(&ttl, &convert::nothing(), fuser::Generation(0));
@@ -66,7 +67,7 @@ impl Filesystem for MountSession {
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (session, thread) = (self.clone(), request.pid());
         let work = async move { session.getattr_for(thread, Ino(ino.0)).await };
-        self.dispatch(request, "getattr", work, |outcome| match outcome {
+        self.dispatch(request, Operation::Getattr, work, |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -106,7 +107,7 @@ impl Filesystem for MountSession {
             setid::complete(&overlay, ino, &mut change, caller).await?;
             overlay.setattr(ino, &change, caller).await
         };
-        self.dispatch(request, "setattr", self.changes(ino, work), |outcome| match outcome {
+        self.dispatch(request, Operation::Setattr, self.changes(ino, work), |outcome| match outcome {
             Ok((attr, ttl)) => reply.attr(&ttl, &convert::attr(&attr)),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -115,7 +116,7 @@ impl Filesystem for MountSession {
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let overlay = self.overlay.clone();
         let work = async move { overlay.readlink(Ino(ino.0)).await };
-        self.dispatch(request, "readlink", work, |outcome| match outcome {
+        self.dispatch(request, Operation::Readlink, work, |outcome| match outcome {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -139,7 +140,7 @@ impl Filesystem for MountSession {
             let made = overlay.mknod(parent, &name, kind, mode & 0o7777, umask, rdev, caller).await;
             resend::made(&overlay, parent, &name, repeated, kind, made).await
         };
-        self.dispatch_entry(request, "mknod", work, reply);
+        self.dispatch_entry(request, Operation::Mknod, work, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
@@ -149,7 +150,7 @@ impl Filesystem for MountSession {
             let made = overlay.mkdir(parent, &name, mode & 0o7777, umask, caller).await;
             resend::made(&overlay, parent, &name, repeated, FileKind::Directory, made).await
         };
-        self.dispatch_entry(request, "mkdir", work, reply);
+        self.dispatch_entry(request, Operation::Mkdir, work, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -160,7 +161,7 @@ impl Filesystem for MountSession {
             let made = overlay.symlink(parent, &name, &target, caller).await;
             resend::made(&overlay, parent, &name, repeated, FileKind::Symlink, made).await
         };
-        self.dispatch_entry(request, "symlink", work, reply);
+        self.dispatch_entry(request, Operation::Symlink, work, reply);
     }
 
     fn link(&self, request: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -179,19 +180,19 @@ impl Filesystem for MountSession {
                 outcome => outcome,
             }
         };
-        self.dispatch_entry(request, "link", work, reply);
+        self.dispatch_entry(request, Operation::Link, work, reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.unlink(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "unlink", self.names(work, dirsync::nothing), reply);
+        self.dispatch_done(request, Operation::Unlink, self.names(work, dirsync::nothing), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
         let work = async move { resend::removed(repeated, overlay.rmdir(Ino(parent.0), &name).await) };
-        self.dispatch_done(request, "rmdir", self.names(work, dirsync::nothing), reply);
+        self.dispatch_done(request, Operation::Rmdir, self.names(work, dirsync::nothing), reply);
     }
 
     fn rename(
@@ -208,7 +209,7 @@ impl Filesystem for MountSession {
         let (overlay, caller, repeated) =
             (self.overlay.clone(), convert::caller(request), resend::is_repeated(request));
         let work = async move { rename::rename(&overlay, from, to, flags, caller, repeated).await };
-        self.dispatch_done(request, "rename", self.names(work, dirsync::nothing), reply);
+        self.dispatch_done(request, Operation::Rename, self.names(work, dirsync::nothing), reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -221,7 +222,7 @@ impl Filesystem for MountSession {
         let thread = request.pid();
         let job = self.jobs.job_of(thread);
         let work = async move { session.open_file(ino, flags, caller).await };
-        self.dispatch(request, "open", work, move |outcome| match outcome {
+        self.dispatch(request, Operation::Open, work, move |outcome| match outcome {
             Ok(granted) => {
                 replier.jobs.note_open(job, ino, &granted.opened);
                 replier.jobs.follow(job, thread, ino, &granted.opened);
@@ -256,13 +257,15 @@ impl Filesystem for MountSession {
             }
             made.map(|(entry, opened)| (entry, opened, user))
         };
-        self.dispatch(request, "create", self.names(work, dirsync::created(flags)), move |outcome| match outcome {
-            Ok((entry, opened, user)) => {
-                let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-                replier.jobs.note_open(job, entry.attr.ino, &opened);
-                replier.reply_created(&entry, flags, &Granted { opened, privileged, user }, reply);
+        self.dispatch(request, Operation::Create, self.names(work, dirsync::created(flags)), move |outcome| {
+            match outcome {
+                Ok((entry, opened, user)) => {
+                    let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+                    replier.jobs.note_open(job, entry.attr.ino, &opened);
+                    replier.reply_created(&entry, flags, &Granted { opened, privileged, user }, reply);
+                }
+                Err(error) => reply.error(convert::errno(&error)),
             }
-            Err(error) => reply.error(convert::errno(&error)),
         });
     }
 
@@ -281,7 +284,7 @@ impl Filesystem for MountSession {
         let cached = cached && flags.0 & libc::O_DIRECT == 0;
         let (overlay, noted, job) = (self.overlay.clone(), self.jobs.clone(), self.jobs.job_of(request.pid()));
         let work = async move { overlay.read(Ino(ino.0), offset, size).await };
-        self.dispatch(request, "read", work, move |outcome| match outcome {
+        self.dispatch(request, Operation::Read, work, move |outcome| match outcome {
             Ok(data) => {
                 noted.note_read(job, Ino(ino.0), offset..offset + data.len() as u64, cached);
                 reply.data(&data);
@@ -317,7 +320,7 @@ impl Filesystem for MountSession {
             }
             Ok(count)
         };
-        self.dispatch(request, "write", work, move |outcome| match outcome {
+        self.dispatch(request, Operation::Write, work, move |outcome| match outcome {
             Ok(count) => {
                 noted.note_write(job, Ino(ino.0), offset..offset + u64::from(count));
                 reply.written(count);
@@ -332,7 +335,7 @@ impl Filesystem for MountSession {
         }
         let writable = Handle::decode(handle).is_none_or(|handle| handle.writable);
         let overlay = self.overlay.clone();
-        self.dispatch_done(request, "flush", async move { overlay.close(Ino(ino.0), writable).await }, reply);
+        self.dispatch_done(request, Operation::Flush, async move { overlay.close(Ino(ino.0), writable).await }, reply);
     }
 
     fn release(
@@ -355,13 +358,13 @@ impl Filesystem for MountSession {
 
     fn fsync(&self, request: &Request, ino: INodeNo, _: FileHandle, data_only: bool, reply: ReplyEmpty) {
         let overlay = self.overlay.clone();
-        self.dispatch_done(request, "fsync", async move { overlay.fsync(Ino(ino.0), data_only).await }, reply);
+        self.dispatch_done(request, Operation::Fsync, async move { overlay.fsync(Ino(ino.0), data_only).await }, reply);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let (opener, session, thread) = (self.clone(), self.clone(), request.pid());
         let work = async move { opener.open_dir_for(thread, Ino(ino.0)).await };
-        self.dispatch(request, "opendir", work, move |outcome| match outcome {
+        self.dispatch(request, Operation::Opendir, work, move |outcome| match outcome {
             Ok(keep_cache) => {
                 let mut flags = FopenFlags::FOPEN_CACHE_DIR;
                 flags.set(FopenFlags::FOPEN_KEEP_CACHE, keep_cache);
@@ -378,7 +381,7 @@ impl Filesystem for MountSession {
             Ok((reply, outcome))
         };
         // If the work panics, dropping the reply answers EIO.
-        self.dispatch(request, "readdir", work, |outcome| match outcome {
+        self.dispatch(request, Operation::Readdir, work, |outcome| match outcome {
             Ok((reply, Ok(()))) => reply.ok(),
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
             Err(_) => {}
@@ -398,7 +401,7 @@ impl Filesystem for MountSession {
             let outcome = session.dirs.read_plus(&session.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
-        self.dispatch(request, "readdirplus", work, |outcome| match outcome {
+        self.dispatch(request, Operation::Readdirplus, work, |outcome| match outcome {
             Ok((reply, Ok(()))) => reply.ok(),
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
             Err(_) => {}
@@ -412,12 +415,12 @@ impl Filesystem for MountSession {
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let overlay = self.overlay.clone();
-        self.dispatch_done(request, "fsyncdir", async move { overlay.fsync_dir(Ino(ino.0)).await }, reply);
+        self.dispatch_done(request, Operation::Fsyncdir, async move { overlay.fsync_dir(Ino(ino.0)).await }, reply);
     }
 
     fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
         let overlay = self.overlay.clone();
-        self.dispatch(request, "statfs", async move { overlay.statfs().await }, |outcome| match outcome {
+        self.dispatch(request, Operation::Statfs, async move { overlay.statfs().await }, |outcome| match outcome {
             Ok(space) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK_BYTES);
                 reply.statfs(
@@ -448,13 +451,13 @@ impl Filesystem for MountSession {
         let (overlay, name, value) = (self.overlay.clone(), bytes(name), value.to_vec());
         let caller = convert::caller(request);
         let work = async move { overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await };
-        self.dispatch_done(request, "setxattr", self.changes(Ino(ino.0), work), reply);
+        self.dispatch_done(request, Operation::Setxattr, self.changes(Ino(ino.0), work), reply);
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let (session, thread, name) = (self.clone(), request.pid(), bytes(name));
         let work = async move { session.get_xattr_for(thread, Ino(ino.0), &name).await };
-        self.dispatch_sized(request, "getxattr", size, work, reply);
+        self.dispatch_sized(request, Operation::Getxattr, size, work, reply);
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
@@ -469,7 +472,7 @@ impl Filesystem for MountSession {
             }
             Ok(list)
         };
-        self.dispatch_sized(request, "listxattr", size, work, reply);
+        self.dispatch_sized(request, Operation::Listxattr, size, work, reply);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -480,7 +483,7 @@ impl Filesystem for MountSession {
                 outcome => outcome,
             }
         };
-        self.dispatch_done(request, "removexattr", self.changes(Ino(ino.0), work), reply);
+        self.dispatch_done(request, Operation::Removexattr, self.changes(Ino(ino.0), work), reply);
     }
 
     fn fallocate(
@@ -498,7 +501,7 @@ impl Filesystem for MountSession {
             session.before_change(ino, caller).await?;
             session.overlay.fallocate(ino, mode, offset, length).await
         };
-        self.dispatch_done(request, "fallocate", self.changes(ino, work), reply);
+        self.dispatch_done(request, Operation::Fallocate, self.changes(ino, work), reply);
     }
 
     fn lseek(&self, request: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -510,7 +513,7 @@ impl Filesystem for MountSession {
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
         let overlay = self.overlay.clone();
         let work = async move { overlay.seek(Ino(ino.0), offset, whence).await };
-        self.dispatch(request, "lseek", work, |outcome| match outcome {
+        self.dispatch(request, Operation::Lseek, work, |outcome| match outcome {
             Ok(offset) => reply.offset(i64::try_from(offset).unwrap_or(i64::MAX)),
             Err(error) => reply.error(convert::errno(&error)),
         });
@@ -535,7 +538,7 @@ impl Filesystem for MountSession {
             session.before_change(Ino(to.0), caller).await?;
             session.overlay.copy_range(Ino(from.0), from_offset, Ino(to.0), to_offset, len).await
         };
-        self.dispatch(request, "copy_file_range", self.changes(Ino(to.0), work), move |outcome| match outcome {
+        self.dispatch(request, Operation::CopyFileRange, self.changes(Ino(to.0), work), move |outcome| match outcome {
             Ok(count) => {
                 let (read, written) = (from_offset..from_offset + count, to_offset..to_offset + count);
                 noted.note_copy(job, (Ino(from.0), read), (Ino(to.0), written));

@@ -7,6 +7,7 @@
 //! | `attach`, `init` | the start of a session, for the first process and for those that take over |
 //! | `filesystem`, `session` | each request, turned into one call of the engine |
 //! | `dispatch` | runs each request until it is answered |
+//! | `latencies` | how long requests take, by operation |
 //! | `dirsync` | changes that are durable before they are answered |
 //! | `cpu_affinity`, `pm_qos` | on which processor a request is answered, and how fast processors wake up for it |
 //! | `iomode`, `handle` | how the kernel does the I/O of each open |
@@ -28,6 +29,7 @@ mod filesystem;
 mod handle;
 mod init;
 mod iomode;
+mod latencies;
 mod mount;
 mod mountpoint;
 mod notifier;
@@ -43,6 +45,7 @@ mod text_busy;
 pub use attach::Attach;
 pub use init::Handshake;
 pub use iomode::PassthroughState;
+pub use latencies::{Operation, RequestLatencies};
 pub use mount::{MountOptions, Mounted, Unmounter, mount, serve};
 pub use mountpoint::{mount_device, unmount};
 pub use panics::{STATUS as PANIC_STATUS, end_on_panic};

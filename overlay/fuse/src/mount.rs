@@ -20,6 +20,7 @@ use super::device::FuseDevice;
 use super::dirs::DirHandles;
 use super::init::{Handshake, HandshakeOptions, MAX_READAHEAD_BYTES};
 use super::iomode::{InheritedOpens, IoModes, PassthroughState};
+use super::latencies::RequestLatencies;
 use super::mountpoint;
 use super::notifier::KernelNotifier;
 use super::pm_qos::Wakeups;
@@ -88,6 +89,7 @@ impl MountOptions {
 /// A mount that is being served.
 pub struct Mounted {
     modes: Arc<IoModes>,
+    latencies: Arc<RequestLatencies>,
     handshake: Handshake,
     unmounter: Unmounter,
     session: Mutex<Option<JoinHandle<io::Result<()>>>>,
@@ -131,6 +133,11 @@ impl Mounted {
         self.handshake
     }
 
+    /// Returns how long requests took since the start of this process.
+    pub fn latencies(&self) -> Arc<RequestLatencies> {
+        Arc::clone(&self.latencies)
+    }
+
     pub fn passthrough_state(&self) -> PassthroughState {
         self.modes.passthrough_state()
     }
@@ -169,6 +176,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
     let modes = Arc::new(modes);
     let epoch = rand::random::<u32>();
     let sync = options.flags.contains(MountFlags::SYNCHRONOUS);
+    let latencies = Arc::new(RequestLatencies::default());
     let mount_session = MountSession::new(SessionState {
         overlay: overlay.clone(),
         jobs,
@@ -177,6 +185,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         dirs: DirHandles::new(epoch),
         adopted: Arc::new(Adopted::default()),
         wakeups: Arc::new(Wakeups::new(overlay.policy().wakeup_latency)),
+        latencies: Arc::clone(&latencies),
         epoch,
         mountpoint: mountpoint.clone(),
         terms: HandshakeOptions {
@@ -206,7 +215,8 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
     overlay.expect_inherited(opens.iter().map(|open| open.ino));
     runtime.spawn(Arc::clone(&mount_session.adopted).adopt(overlay, opens));
     let session = run(session).map_err(kernel)?;
-    Ok(Mounted { modes, handshake, unmounter: Unmounter { mountpoint }, session: Mutex::new(Some(session)) })
+    let (unmounter, session) = (Unmounter { mountpoint }, Mutex::new(Some(session)));
+    Ok(Mounted { modes, latencies, handshake, unmounter, session })
 }
 
 fn run(session: Session<MountSession>) -> io::Result<JoinHandle<io::Result<()>>> {

@@ -48,6 +48,7 @@ mod tests {
     use std::process::Command;
 
     use super::super::dispatch::dispatch;
+    use super::super::latencies::Operation;
     use super::*;
 
     const CHILD: &str = "FOREBAY_TEST_PANICS";
@@ -75,10 +76,17 @@ mod tests {
                 }
                 panic!("on purpose")
             };
-            dispatch(runtime.handle(), None, "test", work, |outcome: forebay_backends::Result<()>| {
-                let mut out = std::io::stderr();
-                writeln!(out, "answered {}", outcome.unwrap_err().errno()).unwrap();
-            });
+            dispatch(
+                runtime.handle(),
+                &Default::default(),
+                None,
+                Operation::Read,
+                work,
+                |outcome: forebay_backends::Result<()>| {
+                    let mut out = std::io::stderr();
+                    writeln!(out, "answered {}", outcome.unwrap_err().errno()).unwrap();
+                },
+            );
         }
         thread::sleep(Duration::from_secs(60));
     }

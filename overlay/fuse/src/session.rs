@@ -14,6 +14,7 @@ use super::dirs::DirHandles;
 use super::handle::{Handle, Mode};
 use super::init::{Handshake, HandshakeOptions};
 use super::iomode::{Grant, IoModes, Wish};
+use super::latencies::{Operation, RequestLatencies};
 use super::notifier::KernelNotifier;
 use super::pm_qos::Wakeups;
 use super::reopen::Adopted;
@@ -32,6 +33,7 @@ pub struct SessionState {
     pub dirs: DirHandles,
     pub adopted: Arc<Adopted>,
     pub wakeups: Arc<Wakeups>,
+    pub latencies: Arc<RequestLatencies>,
     /// Identifies this attach. A handle with another epoch was issued by another process.
     pub epoch: u32,
     pub mountpoint: PathBuf,
@@ -56,7 +58,7 @@ impl MountSession {
     }
 
     /// Answers `request`, if possible on the thread that read it: see [`dispatch::dispatch`].
-    pub fn dispatch<T, W, R>(&self, request: &Request, operation: &'static str, work: W, reply: R)
+    pub fn dispatch<T, W, R>(&self, request: &Request, operation: Operation, work: W, reply: R)
     where
         T: 'static,
         W: Future<Output = Result<T>> + Send + 'static,
@@ -65,11 +67,12 @@ impl MountSession {
         if !cpu_affinity::serve(request.pid()) {
             self.wakeups.serve(&self.runtime);
         }
-        dispatch::dispatch(&self.runtime, Some((self.overlay.shares(), request.uid())), operation, work, reply);
+        let of = (self.overlay.shares(), request.uid());
+        dispatch::dispatch(&self.runtime, &self.latencies, Some(of), operation, work, reply);
     }
 
     /// For requests whose reply has no content.
-    pub fn dispatch_done<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEmpty)
+    pub fn dispatch_done<W>(&self, request: &Request, operation: Operation, work: W, reply: ReplyEmpty)
     where
         W: Future<Output = Result<()>> + Send + 'static,
     {
@@ -80,7 +83,7 @@ impl MountSession {
     }
 
     /// For requests that create a name.
-    pub fn dispatch_entry<W>(&self, request: &Request, operation: &'static str, work: W, reply: ReplyEntry)
+    pub fn dispatch_entry<W>(&self, request: &Request, operation: Operation, work: W, reply: ReplyEntry)
     where
         W: Future<Output = Result<Entry>> + Send + 'static,
     {
@@ -127,7 +130,7 @@ impl MountSession {
 
     /// For requests that return bytes into a buffer of `size`. With size 0, the reply is the size that the buffer must
     /// have.
-    pub fn dispatch_sized<W>(&self, request: &Request, operation: &'static str, size: u32, work: W, reply: ReplyXattr)
+    pub fn dispatch_sized<W>(&self, request: &Request, operation: Operation, size: u32, work: W, reply: ReplyXattr)
     where
         W: Future<Output = Result<Vec<u8>>> + Send + 'static,
     {

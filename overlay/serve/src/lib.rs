@@ -10,13 +10,19 @@
 //! | `cache_node` | content for any client: rates, health, purge and prefetch |
 //! | `access` | who may read what: bearer tokens, signed URLs |
 //! | `access_log` | the log of requests |
+//! | `metrics` | metrics for Prometheus |
+//! | `page` | a page for a browser, and its data |
+//! | `dashboard` | both, at the metrics address of a mount |
 
 mod access;
 mod access_log;
 mod body;
 mod cache_node;
 mod content;
+mod dashboard;
 mod listener;
+pub mod metrics;
+pub mod page;
 mod tls;
 mod transport;
 
@@ -25,6 +31,7 @@ pub use access_log::{AccessLog, LogFormat};
 pub use body::Body;
 pub use cache_node::{CacheNode, CacheNodeOptions};
 pub use content::{ContentOptions, RequestPath, parse};
+pub use dashboard::Dashboard;
 pub use listener::{Client, Door, Listener, ListenerLimits};
 pub use tls::Certificate;
 pub use transport::{Lender, Mapped, Windows};

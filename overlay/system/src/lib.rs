@@ -7,3 +7,4 @@ pub mod descriptors;
 pub mod identity;
 pub mod mounts;
 pub mod process;
+pub mod tcp_clients;

@@ -1,5 +1,6 @@
 //! `forebay.toml`: the pools of a mixed root, each in a `[[pool]]` table, and the policy that they share.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
@@ -9,12 +10,13 @@ use forebay_policy::{PolicyFile, PolicyFiles};
 use serde::Deserialize;
 
 use super::super::config::MountConfig;
+use super::super::metrics::parse_address;
 use super::super::{Failure, limits, paths, policy_files};
 
 /// The longest name of a directory on any known file system.
 const NAME_BYTES: usize = 255;
 const EXAMPLE: &str = "a table such as: [[pool]] name = \"home\" url = \"/mnt/nfs/home\" limit = \"500G\"; it may also \
-                       have fast, memory, threads, policy, deadline, retry, read-only, immutable";
+                       have fast, memory, threads, policy, deadline, retry, read-only, immutable, metrics";
 
 /// A pool of a mixed root, and how it is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +42,7 @@ struct PoolTable {
     retry: Option<String>,
     read_only: Option<bool>,
     immutable: Option<bool>,
+    metrics: Option<String>,
 }
 
 /// Reads the file. `common` has what the command line says for all pools. Its mountpoint is the root, and each of its
@@ -80,6 +83,12 @@ fn parse(text: &str, file: &Path, common: &MountConfig) -> Result<Vec<NamedPool>
         if pools.iter().any(|p| p.name == named.name) {
             return Err(Failure::usage(format!("{label}: another pool has the name"))
                 .remedy("each pool is a directory: give it a name of its own"));
+        }
+        if let Some(other) =
+            pools.iter().find(|p| p.config.metrics.is_some() && p.config.metrics == named.config.metrics)
+        {
+            return Err(Failure::usage(format!("{label}: pool {:?} has the same metrics address", other.name))
+                .remedy("each pool has a daemon of its own: give it a port of its own"));
         }
         pools.push(named);
     }
@@ -129,6 +138,7 @@ fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConf
         immutable,
         threads: table.threads.map(|n| usize::from(n.get())).or(common.threads),
         memory_bytes: bytes("memory", table.memory.as_deref())?.or(common.memory_bytes),
+        metrics: metrics_address(table.metrics.as_deref())?,
         ..common.clone()
     };
     Ok(NamedPool { name: table.name, config })
@@ -160,6 +170,11 @@ fn bytes(key: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
         size.map(|s| s.as_u64())
             .map_err(|e| Failure::usage(format!("{key} = {text:?}: {e}")).remedy(format!("{key} = \"500G\"")))
     };
+    text.map(read).transpose()
+}
+
+fn metrics_address(text: Option<&str>) -> Result<Option<SocketAddr>, Failure> {
+    let read = |text| parse_address(text).map_err(|why| Failure::usage(format!("metrics = {text:?}: {why}")));
     text.map(read).transpose()
 }
 

@@ -27,6 +27,7 @@ fn config(dirs: &TestDirs) -> MountConfig {
         throttle: None,
         threads: None,
         memory_bytes: None,
+        metrics: None,
         kernel_options: Vec::new(),
         mask_hooks: Vec::new(),
     }

@@ -56,7 +56,7 @@ async fn daemon() -> Daemon {
     let entry = entry(temp.path().to_path_buf());
     let runtime = entry.runtime.clone();
     let facts = Facts { mountpoint: "/m".into(), no_passthrough: Box::new(|| None), runtime, pool: "/p".into() };
-    let server = Server::start(&entry.runtime.socket(), overlay, jobs.clone(), facts).unwrap();
+    let server = Server::start(&entry.runtime.socket(), overlay, jobs.clone(), Arc::new(facts)).unwrap();
     Daemon { temp, entry, jobs, _server: server }
 }
 

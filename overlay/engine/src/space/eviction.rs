@@ -51,8 +51,16 @@ impl KeepReason {
 /// What chose content to be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChosenBy {
-    Policy,
+    /// The order of eviction, because other content needs the space.
+    Space,
+    /// The order of eviction, because the slowest tier is full.
+    Tier,
+    /// An operator.
     Request,
+    /// A rule that does not keep written content.
+    Rule,
+    /// A check that found damage.
+    Repair,
 }
 
 /// Callers that make room.
@@ -146,22 +154,22 @@ impl Inner {
         let pending = self.trash.pending_bytes();
         let needed = bytes_to_evict(&self.store.budget, self.policy().space, pending, bytes);
         let short_on_disk = bytes.saturating_sub(self.store.free_bytes().saturating_add(pending));
-        self.evict_now(needed.max(short_on_disk), &|_| true)
+        self.evict_now(needed.max(short_on_disk), ChosenBy::Space, &|_| true)
     }
 
-    /// Evicts so many bytes of content that may go and that `of` names. Blocks.
-    pub(crate) fn evict_some(&self, bytes: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
+    /// Evicts so many bytes of content of a full tier that may go and that `of` names. Blocks.
+    pub(crate) fn evict_of_tier(&self, bytes: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
         let _turn = self.making_room.turn.lock();
-        self.evict_now(bytes, of)
+        self.evict_now(bytes, ChosenBy::Tier, of)
     }
 
     /// The same for the caller whose turn it is.
-    fn evict_now(&self, mut wanted: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
+    fn evict_now(&self, mut wanted: u64, chosen_by: ChosenBy, of: &dyn Fn(u64) -> bool) -> Result<()> {
         let (mut stayed, mut failed) = (Vec::new(), Ok(()));
         let mut leased = HashMap::new();
         while wanted > 0 {
             let Some(victim) = self.victim(&mut leased, of) else { break };
-            match self.evict_inode(victim, ChosenBy::Policy) {
+            match self.evict_inode(victim, chosen_by) {
                 Ok(Ok(freed)) => wanted = wanted.saturating_sub(freed.max(1)),
                 Ok(Err(KeepReason::Absent)) => {}
                 Err(error) if error.is(ErrorKind::Stale) => {}
@@ -228,13 +236,13 @@ impl Inner {
             return Ok(Err(kept));
         }
         let bytes = match chosen_by {
-            ChosenBy::Policy => txn.give_up_chosen(ino)?,
-            ChosenBy::Request => txn.give_up(ino)?,
+            ChosenBy::Space | ChosenBy::Tier => txn.give_up_chosen(ino)?,
+            ChosenBy::Request | ChosenBy::Rule | ChosenBy::Repair => txn.give_up(ino)?,
         };
         // What the page cache holds of this version stays valid.
         txn.commit()?;
         self.advisor().evicted(ino);
-        self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.count_eviction(chosen_by, bytes);
         // The kernel's passthrough registration holds the content file, and with it the space.
         self.tell_kernel_inode(ino, true);
         Ok(Ok(bytes))

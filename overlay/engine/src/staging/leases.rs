@@ -201,11 +201,18 @@ impl Inner {
 
     /// Returns the bytes that eviction spares because of leases.
     pub(crate) fn leased_bytes(&self) -> Result<u64> {
-        let (mut sum, now) = (0, unix_now());
+        Ok(self.leased()?.1)
+    }
+
+    /// Returns how many files eviction spares because of leases, and their leased bytes.
+    pub(crate) fn leased(&self) -> Result<(u64, u64)> {
+        let (mut files, mut sum, now) = (0, 0, unix_now());
         self.catalog.leases(|_, leases| {
-            sum += leases.bytes(now).unwrap_or(0);
+            let bytes = leases.bytes(now);
+            files += u64::from(bytes.is_some());
+            sum += bytes.unwrap_or(0);
             Ok(true)
         })?;
-        Ok(sum)
+        Ok((files, sum))
     }
 }

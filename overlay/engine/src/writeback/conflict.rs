@@ -5,6 +5,7 @@
 //! conflict, whichever client wrote them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
 use forebay_catalog::ListingState;
@@ -133,6 +134,7 @@ impl Inner {
 
     pub(super) fn report_conflict(&self, text: String) {
         tracing::warn!(conflict = text);
+        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let mut conflicts = self.conflicts.lock();
         if conflicts.len() >= REMEMBERED {
             conflicts.remove(0);

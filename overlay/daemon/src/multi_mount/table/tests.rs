@@ -14,6 +14,7 @@ fn common() -> MountConfig {
         throttle: None,
         threads: None,
         memory_bytes: None,
+        metrics: None,
         kernel_options: Vec::new(),
         mask_hooks: Vec::new(),
     }

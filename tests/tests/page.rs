@@ -1,0 +1,307 @@
+//! The page of a mount, in a real browser: what it shows, and that it needs no other host.
+//!
+//! The screenshots stay in `tmp` of Cargo's target directory, for a person to look at.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fantoccini::key::Key;
+use fantoccini::wd::Capabilities;
+use fantoccini::{Client, ClientBuilder, Locator};
+use forebay_api::operator::Status;
+use forebay_tests::http::{free_port, get};
+use forebay_tests::mount::{Mount, Options, Place};
+use forebay_tests::process::{self, kill_group, wait_until};
+use hyper_util::client::legacy::connect::HttpConnector;
+use serde_json::{Value, json};
+
+/// How long the page may take to show something.
+const SOON: Duration = Duration::from_secs(30);
+/// A name that would run a script if it were drawn as markup.
+const HOSTILE: &str = "<img src=x onerror=\"document.title='taken over'\">";
+
+/// A browser without a window, and its driver. Both end when it is dropped.
+struct Browser {
+    driver: Child,
+    address: SocketAddr,
+    /// The profile of the browser.
+    _home: tempfile::TempDir,
+    capabilities: Capabilities,
+}
+
+impl Browser {
+    fn start() -> Self {
+        use std::os::unix::process::CommandExt;
+        let home = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let mut command = Command::new("chromedriver");
+        command.arg(format!("--port={port}")).env("HOME", home.path()).process_group(0);
+        let driver = process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
+        let driver = driver.expect("chromedriver is there: packaging/deps test installs it");
+        // A name that is not an address of the loopback device stands for nothing.
+        let arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--window-size=1440,2300",
+            "--force-device-scale-factor=1",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            &format!("--user-data-dir={}", home.path().join("profile").display()),
+        ];
+        let Value::Object(capabilities) = json!({ "goog:chromeOptions": { "args": arguments } }) else {
+            unreachable!()
+        };
+        let address = ([127, 0, 0, 1], port).into();
+        let browser = Self { driver, address, _home: home, capabilities };
+        wait_until("the driver answers", || get(address, "/status", "").is_ok());
+        browser
+    }
+
+    async fn client(&self) -> Client {
+        let mut builder = ClientBuilder::new(HttpConnector::new());
+        builder.capabilities(self.capabilities.clone());
+        builder.connect(&format!("http://{}", self.address)).await.expect("the browser starts")
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        kill_group(self.driver.id());
+        let _ = process::wait(&mut self.driver, Duration::from_secs(10));
+    }
+}
+
+/// The page in a browser.
+struct Page(Client);
+
+impl Page {
+    async fn run(&self, script: &str) -> Value {
+        self.0.execute(script, Vec::new()).await.unwrap_or_else(|e| panic!("{script}: {e}"))
+    }
+
+    /// Returns the exact value of a number.
+    async fn exact(&self, id: &str) -> u64 {
+        let value = self.run(&format!("return document.getElementById('{id}')?.value ?? '';")).await;
+        value.as_str().and_then(|v| v.parse().ok()).unwrap_or_else(|| panic!("{id} shows {value}"))
+    }
+
+    async fn wait(&self, what: &str, script: &str) {
+        let deadline = Instant::now() + SOON;
+        while self.run(script).await != Value::Bool(true) {
+            assert!(Instant::now() < deadline, "{what}: not within {SOON:?}\n{}", self.text().await);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn text(&self) -> String {
+        self.run("return document.body.innerText;").await.as_str().unwrap_or_default().to_owned()
+    }
+
+    async fn press(&self, key: &str) {
+        let body = self.0.active_element().await.unwrap();
+        body.send_keys(key).await.unwrap();
+    }
+
+    async fn save(&self, name: &str) {
+        let picture = self.0.screenshot().await.unwrap();
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::write(&file, picture).unwrap();
+        println!("{}", file.display());
+    }
+}
+
+/// Reads the files of a directory again and again, until it is dropped.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(dir: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                for file in fs::read_dir(&dir).into_iter().flatten().flatten() {
+                    let _ = fs::read(file.path());
+                    thread::sleep(Duration::from_millis(120));
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A mount with something of everything that the page shows.
+fn furnished() -> (Mount, SocketAddr) {
+    let port = free_port();
+    let mut options = Options::policy("[default]\nflush = \"manual\"\n");
+    options.limit = Some("200M".into());
+    options.throttle = Some("400MB/s,520ms".into());
+    options.more = vec!["--metrics".into(), port.to_string()];
+    let place = Place::new();
+    for (dir, files, mib) in [("sets/train", 6, 6), ("sets/test", 4, 3), ("reference/genome", 2, 9), ("tools", 9, 1)] {
+        fs::create_dir_all(place.pool().join(dir)).unwrap();
+        for number in 0..files {
+            fs::write(place.pool().join(format!("{dir}/part-{number:03}")), vec![number as u8 + 1; mib << 20]).unwrap();
+        }
+    }
+    let mount = Mount::on(place, options);
+    mount.forebay(["stage"], &[&mount.path("sets"), &mount.path("tools"), &mount.path("reference")]).ok();
+    fs::create_dir(mount.path("results")).unwrap();
+    for number in 0..12 {
+        fs::write(mount.path(format!("results/run-{number:02}.out")), vec![7; 100_003 * (number + 1)]).unwrap();
+    }
+    fs::write(mount.path("results").join(HOSTILE.replace('/', "")), "x").unwrap();
+    mount.forebay(["run", "--job", "train-17", "--", "cat"], &[&mount.path("sets/train/part-001")]).ok();
+    (mount, ([127, 0, 0, 1], port).into())
+}
+
+/// Compares the numbers of the page with a status; the values that a page with a stale update would show differ.
+async fn assert_agrees(page: &Page, status: &Status) {
+    let expected = [
+        ("used-bytes", status.used_bytes),
+        ("limit-bytes", status.limit_bytes),
+        ("dirty-bytes", status.dirty_bytes),
+        ("dirty-files", status.dirty_files),
+        ("leased-bytes", status.leased_bytes),
+        ("pool-read-bytes", status.counters.pool_read_bytes),
+        ("pool-written-bytes", status.counters.pool_written_bytes),
+    ];
+    for (id, value) in expected {
+        assert_eq!(page.exact(id).await, value, "{id}");
+    }
+    let size = page.run("return document.querySelector('#devices tbody data').value;").await;
+    assert_eq!(size, status.fast[0].total_bytes.to_string());
+}
+
+/// SEMANTICS 104: "The page loads nothing from another host, and its numbers are those of `forebay status`."
+#[test]
+fn the_page_shows_what_status_says_and_follows_it() {
+    let (mount, address) = furnished();
+    let browser = Browser::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let page = Page(browser.client().await);
+        let outcome = tokio::time::timeout(Duration::from_secs(240), shows(&page, &mount, address)).await;
+        if outcome.is_err() {
+            page.save("page-failed.png").await;
+        }
+        outcome.expect("the page is looked at within four minutes");
+        page.0.close().await.unwrap();
+    });
+    drop(browser);
+    mount.umount();
+}
+
+async fn shows(page: &Page, mount: &Mount, address: SocketAddr) {
+    page.0.goto(&format!("http://{address}/")).await.unwrap();
+    page.wait("updates come", "return Number(document.documentElement.dataset.updates) >= 3;").await;
+    let dirty = mount.status();
+    assert!(dirty.dirty_bytes > 1_000_000 && dirty.dirty_files > 12 && dirty.leased_bytes > 0, "{dirty:?}");
+    let counted = format!("return document.getElementById('dirty-bytes').value === '{}';", dirty.dirty_bytes);
+    page.wait("the census has the dirty files", &counted).await;
+    assert_agrees(page, &dirty).await;
+
+    // Nothing came from elsewhere, and nothing else was tried.
+    let loaded = page.run("return performance.getEntriesByType('resource').map((entry) => entry.name);").await;
+    let loaded: Vec<String> = serde_json::from_value(loaded).unwrap();
+    assert!(loaded.len() >= 7, "{loaded:?}");
+    assert!(loaded.iter().all(|name| name.starts_with(&format!("http://{address}/"))), "{loaded:?}");
+
+    let text = page.text().await;
+    for shown in ["pool up", "results/run-11.out", "train-17", "✓ healthy", "Read from fast pool", "page cache"] {
+        assert!(text.contains(shown), "the page does not show {shown}:\n{text}");
+    }
+    assert!(text.contains("onerror"), "the hostile name is shown as text");
+    assert_eq!(page.0.title().await.unwrap(), format!("Forebay {}", mount.place.mnt().display()));
+    page.wait("slow calls are shown", "return document.querySelectorAll('#slow tbody tr').length > 3;").await;
+
+    zooms(page, mount).await;
+    page.0.find(Locator::Css("#jobs button")).await.unwrap().click().await.unwrap();
+    page.wait("the files of the job", "return document.getElementById('job').innerText.includes('part-001');").await;
+
+    // What happens is shown: something to see in the charts, in both themes.
+    let reader = Reader::start(mount.path("sets/train"));
+    pictures(page).await;
+    drop(reader);
+
+    page.press("p").await;
+    page.wait("it is paused", "return document.getElementById('live').textContent === 'paused';").await;
+    mount.flush();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(page.exact("dirty-bytes").await, dirty.dirty_bytes, "a paused page stays as it is");
+    page.press("p").await;
+    page.wait("the flush is shown", "return document.getElementById('dirty-bytes').value === '0';").await;
+    assert!(page.text().await.contains("The pool has everything."));
+    assert_agrees(page, &mount.status()).await;
+
+    // The page outlives a restart of the daemon.
+    let worker = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(worker);
+    let pid = format!("return document.getElementById('pid').textContent === '{}';", mount.worker().pid);
+    page.wait("the next daemon is shown", &pid).await;
+    assert_eq!(page.0.title().await.unwrap(), format!("Forebay {}", mount.place.mnt().display()));
+}
+
+/// Goes down and up in the treemap, by mouse and by keyboard.
+async fn zooms(page: &Page, mount: &Mount) {
+    page.wait("the treemap", "return document.querySelectorAll('#treemap .tile').length >= 4;").await;
+    // A file system may count a block of its own to a file.
+    let about = |bytes: u64| bytes..bytes + bytes / 100;
+    let bytes = async |name: &str| {
+        let of = format!("return Number(document.querySelector('#treemap [data-name=\"{name}\"]').dataset.bytes);");
+        page.run(&of).await.as_u64().unwrap()
+    };
+    assert!(about((6 * 6 + 4 * 3) << 20).contains(&bytes("sets").await));
+    assert!(about(18 << 20).contains(&bytes("reference").await));
+    let sum =
+        "return [...document.querySelectorAll('#treemap .tile')].reduce((a, t) => a + Number(t.dataset.bytes), 0);";
+    let sum = page.run(sum).await.as_u64();
+    let total = page.run("return Number(document.querySelector('#treemap-note data').value);").await.as_u64();
+    assert_eq!(sum, total);
+    assert!(total.unwrap() <= mount.status().used_bytes);
+    page.run("document.querySelector('#treemap [data-name=\"sets\"]').focus(); return true;").await;
+    page.press(&Key::Enter.to_string()).await;
+    page.wait("it shows sets", "return document.getElementById('crumbs').innerText.includes('sets');").await;
+    assert!(about(12 << 20).contains(&bytes("test").await));
+    page.0.find(Locator::Css("#treemap [data-name=train]")).await.unwrap().click().await.unwrap();
+    page.wait("it shows train", "return document.querySelectorAll('#treemap div.tile').length === 6;").await;
+    page.press(&Key::Backspace.to_string()).await;
+    page.press(&Key::Backspace.to_string()).await;
+    page.wait("it shows the mount", "return !document.getElementById('crumbs').innerText.includes('sets');").await;
+}
+
+async fn pictures(page: &Page) {
+    page.wait("some history", "return Number(document.documentElement.dataset.updates) >= 25;").await;
+    page.press("t").await;
+    page.wait("the dark theme", "return document.documentElement.dataset.theme === 'dark';").await;
+    page.wait("reads are shown", "return document.querySelector('#tiles').innerText.includes('MiB/s');").await;
+    page.save("page-dark.png").await;
+    page.press("t").await;
+    page.wait("the light theme", "return document.documentElement.dataset.theme === 'light';").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    page.save("page-light.png").await;
+    page.press("?").await;
+    page.wait("the keys", "return !document.getElementById('keys').hidden;").await;
+    page.press("5").await;
+    page.wait("the section of the dirty queue", "return document.activeElement.id === 's5';").await;
+    let update_ms = page.run("return document.documentElement.dataset.updateMs;").await;
+    println!("an update took {update_ms} ms of browser time");
+}
