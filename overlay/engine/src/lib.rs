@@ -89,11 +89,8 @@ pub use forebay_cache::{Content, content_io};
 pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
-<<<<<<< HEAD
 pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
-=======
 pub use resident_tree::{ResidentDirectory, ResidentTree};
->>>>>>> numbers
 pub use shares::{Shares, UserSlot};
 pub use staging::{parse_path, summary};
 pub(crate) use txn::Txn;
