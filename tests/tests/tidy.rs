@@ -9,10 +9,11 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// The crates of this workspace that each crate may depend on.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
+    ("overlay/cluster", &[]),
     ("overlay/system", &["backends"]),
     ("overlay/policy", &["backends", "prefetch"]),
     ("overlay/api", &["backends", "prefetch", "system"]),
@@ -23,7 +24,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "policy", "prefetch", "system"]),
     ("overlay/fuse", &["backends", "engine", "jobs"]),
     ("overlay/daemon", &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "system"]),
-    ("cli", &["api", "backends", "daemon", "prefetch", "slurm", "system"]),
+    ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),
 ];
