@@ -9,7 +9,7 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// The crates of this workspace that each crate may depend on.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
@@ -23,7 +23,11 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("overlay/engine", &["api", "backends", "cache", "catalog", "policy", "prefetch", "system"]),
     ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "policy", "prefetch", "system"]),
     ("overlay/fuse", &["backends", "engine", "jobs"]),
-    ("overlay/daemon", &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "system"]),
+    ("overlay/serve", &["api", "backends", "engine", "policy", "system"]),
+    (
+        "overlay/daemon",
+        &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "serve", "system"],
+    ),
     ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),

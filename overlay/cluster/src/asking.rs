@@ -107,7 +107,7 @@ pub struct Asking {
 impl Asking {
     /// `owners` are those of the range in their order. `unsettled` says that members have changed, or failed, a short
     /// while ago ([`UNSETTLED`]): then the owners behind this node may have stood in for it, and are asked what they have
-    /// before the pool is read.
+    /// before the pool is read. A node that fetches only `for_others` does not ask the owners before it: its reader did.
     pub fn begin(
         now: Moment,
         this: &NodeId,
@@ -115,12 +115,13 @@ impl Asking {
         roster: &Roster,
         owners: &[Seat],
         unsettled: bool,
+        for_others: bool,
     ) -> Self {
         let ids = || owners.iter().map(|seat| &roster.member(*seat).id);
         let behind = ids().skip_while(|id| *id != this).skip(1).filter(|_| unsettled);
         Self {
             began: now,
-            owners: ids().take_while(|id| *id != this).cloned().collect(),
+            owners: ids().take_while(|id| *id != this && !for_others).cloned().collect(),
             behind: reversed(behind),
             this: this.clone(),
             passed: SmallVec::new(),

@@ -253,15 +253,11 @@ impl<'a> ClusterModel<'a> {
         let owners: &[u32] =
             if self.placing.asks(&node.id) { self.owners[range as usize].as_slice() } else { &[] };
         let unsettled = node.is_unsettled(self.now);
-        let asking = Asking::begin(self.now, &node.id, key, &self.roster, owners, unsettled);
+        let asking = Asking::begin(self.now, &node.id, key, &self.roster, owners, unsettled, !for_job);
         let open = SmallVec::new();
-        let errands = Errands { asking, attempt: 0, open, for_job, from_pool: !for_job, waiting: Vec::new() };
+        let errands = Errands { asking, attempt: 0, open, for_job, for_others: !for_job, from_pool: false, waiting: Vec::new() };
         node.errands.insert(range, errands);
-        if for_job {
-            self.go_on(number, range);
-        } else {
-            self.read_pool(number, range);
-        }
+        self.go_on(number, range);
     }
 
     fn go_on(&mut self, number: NodeNumber, range: RangeNumber) {

@@ -22,6 +22,8 @@ pub struct Errands {
     /// The enquiries that have no answer yet, and when each was sent.
     pub open: SmallVec<[(u32, Moment); 2]>,
     pub for_job: bool,
+    /// Whether another node asked for it first.
+    pub for_others: bool,
     /// Whether the pool was asked: then nothing else is.
     pub from_pool: bool,
     /// Other nodes that get it when it has arrived.
@@ -119,7 +121,7 @@ impl NodeModel {
             true => HeldRange::Resident,
             false => match self.errands.get(&range) {
                 None => HeldRange::Absent,
-                Some(errands) if errands.from_pool => HeldRange::FromPool,
+                Some(errands) if errands.from_pool || errands.for_others => HeldRange::FromPool,
                 Some(_) => HeldRange::FromPeer,
             },
         }

@@ -12,7 +12,7 @@ fn begin(this: u32, count: u32, unsettled: bool) -> (Asking, Vec<NodeId>) {
     let owners = FileOwners::of(&roster, Placing::default().eligible(&roster), key().file, 8);
     let seats = owners.owners(&roster, key().index);
     let ids = seats.iter().map(|seat| roster.member(*seat).id.clone()).collect();
-    (Asking::begin(Duration::ZERO, &id(this), key(), &roster, &seats, unsettled), ids)
+    (Asking::begin(Duration::ZERO, &id(this), key(), &roster, &seats, unsettled, false), ids)
 }
 
 fn answer() -> impl Strategy<Value = PeerAnswer> {

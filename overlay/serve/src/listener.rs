@@ -1,0 +1,201 @@
+//! Accepts connections, answers their requests through a [`Door`], and ends in good order.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::rt::{Read, Write};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
+
+use super::body::Body;
+use super::transport::{Patient, Plain, Windows};
+
+/// The pause after a connection could not be accepted: probably the process is out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Requests of one HTTP/2 connection at the same time.
+const STREAMS: u32 = 100;
+
+/// What answers requests.
+pub trait Door: Send + Sync + 'static {
+    fn answer(&self, request: Request<Incoming>, client: Client) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// Whose request it is.
+#[derive(Clone)]
+pub struct Client {
+    pub address: SocketAddr,
+    /// Where mapped bodies can be lent to; `None` with TLS. Only HTTP/1.x responses may be lent.
+    pub windows: Option<Windows>,
+}
+
+/// What one listener allows.
+#[derive(Debug, Clone)]
+pub struct ListenerLimits {
+    /// Connections at the same time. Further ones wait in the kernel's queue.
+    pub connections: usize,
+    /// How long a client may take for the head of a request, for its TLS handshake, and between two requests.
+    pub head: Duration,
+    /// Bytes of the head of a request.
+    pub head_bytes: usize,
+    /// How long a client may take nothing of a response.
+    pub stalled: Duration,
+    /// How long requests may take to their end when the listener stops.
+    pub ending: Duration,
+}
+
+impl Default for ListenerLimits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            head: Duration::from_secs(30),
+            head_bytes: 32 << 10,
+            stalled: Duration::from_secs(60),
+            ending: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A socket that clients connect to.
+pub struct Listener {
+    socket: TcpListener,
+    tls: Option<TlsAcceptor>,
+    limits: ListenerLimits,
+}
+
+impl Listener {
+    /// Takes a bound socket. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn new(
+        socket: std::net::TcpListener,
+        tls: Option<Arc<ServerConfig>>,
+        limits: ListenerLimits,
+    ) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket: TcpListener::from_std(socket)?, tls: tls.map(TlsAcceptor::from), limits })
+    }
+
+    /// Returns the address that clients connect to.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Answers until `stop`. Then no connection is accepted, the requests under way end within the limit, and the rest
+    /// is cut off.
+    pub async fn serve(self, door: Arc<impl Door>, stop: CancellationToken) {
+        let graceful = GracefulShutdown::new();
+        let slots = Arc::new(Semaphore::new(self.limits.connections));
+        let cut = CancellationToken::new();
+        let _cut_off = cut.clone().drop_guard();
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = accept(&self.socket, &slots) => accepted,
+            };
+            match accepted {
+                Ok((stream, address, slot)) => {
+                    let (door, tls, limits) = (door.clone(), self.tls.clone(), self.limits.clone());
+                    let (watcher, cut) = (graceful.watcher(), cut.clone());
+                    tokio::spawn(async move {
+                        let _slot = slot;
+                        tokio::select! {
+                            () = cut.cancelled() => {}
+                            () = connection(stream, address, tls, &limits, watcher, door) => {}
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(self.socket);
+        if tokio::time::timeout(self.limits.ending, graceful.shutdown()).await.is_err() {
+            tracing::warn!("requests that did not end within {} s are cut off", self.limits.ending.as_secs());
+        }
+    }
+}
+
+async fn accept(
+    socket: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    let slot = slots.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, address) = socket.accept().await?;
+    Ok((stream, address, slot))
+}
+
+async fn connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    limits: &ListenerLimits,
+    watcher: Watcher,
+    door: Arc<impl Door>,
+) {
+    // Without it, the last packet of a response may wait for the client's delayed acknowledgement.
+    let _ = stream.set_nodelay(true);
+    let ended = match tls {
+        None => {
+            let windows = Windows::default();
+            let client = Client { address, windows: Some(windows.clone()) };
+            exchange(Patient::new(Plain::new(stream, windows), limits.stalled), client, limits, watcher, door).await
+        }
+        Some(tls) => match tokio::time::timeout(limits.head, tls.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let client = Client { address, windows: None };
+                exchange(Patient::new(TokioIo::new(stream), limits.stalled), client, limits, watcher, door).await
+            }
+            Ok(Err(error)) => Err(format!("TLS: {error}")),
+            Err(_) => Err("TLS: no handshake in time".to_owned()),
+        },
+    };
+    if let Err(why) = ended {
+        tracing::debug!(%address, "a connection ended: {why}");
+    }
+}
+
+async fn exchange(
+    io: impl Read + Write + Unpin + Send + 'static,
+    client: Client,
+    limits: &ListenerLimits,
+    watcher: Watcher,
+    door: Arc<impl Door>,
+) -> Result<(), String> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_buf_size(limits.head_bytes)
+        .writev(true)
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+        .keep_alive_interval(limits.head)
+        .keep_alive_timeout(limits.head);
+    let service = service_fn(move |request| {
+        let (door, client) = (door.clone(), client.clone());
+        async move { Ok::<_, Infallible>(door.answer(request, client).await) }
+    });
+    let connection = builder.serve_connection(io, service).into_owned();
+    watcher.watch(connection).await.map_err(|error| error.to_string())
+}
