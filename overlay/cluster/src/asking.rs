@@ -13,11 +13,17 @@ use crate::protocol::{HOLDERS_NAMED, PeerAnswer, Purpose};
 use crate::suspicion::Suspicions;
 
 /// The longest time that a reader spends on members before it reads the pool. Each member that fails takes much less
-/// ([`PeerPatience`]); so long takes only a cluster in which all members are busy.
-const ASKING_LONGEST: Duration = Duration::from_secs(30);
+/// ([`PeerPatience`]); so long takes only a cluster in which all members are busy. It is long because a cluster whose
+/// readers give up together and turn to the pool does not get out of that again.
+const ASKING_LONGEST: Duration = Duration::from_secs(120);
 
-/// The most requests for one range before the reader reads the pool.
-const ASKS_MAX: u32 = 64;
+/// The most requests for one range before the reader reads the pool: more than fit into the time, unless nodes answer
+/// that they are busy without a pause.
+const ASKS_MAX: u32 = 256;
+
+/// What the pause grows by each time that an owner is busy, and the longest one.
+const BUSY_GROWTH: f64 = 1.5;
+const BUSY_LONGEST: Duration = Duration::from_secs(2);
 
 /// How long after a change of the members, a restart of this node, or a failure of a member, owners ask those behind them.
 pub const UNSETTLED: Duration = Duration::from_secs(600);
@@ -46,15 +52,17 @@ pub struct Enquiry {
     pub give_up_at: Moment,
 }
 
-/// How long a reader waits for an answer, by what answers took lately.
+/// How long a reader waits for the beginning of an answer, by what it took lately.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerPatience {
     usual: Duration,
+    /// The bounds are this many times as long.
+    times: u32,
 }
 
 impl Default for PeerPatience {
     fn default() -> Self {
-        Self { usual: Self::AT_FIRST }
+        Self::for_long_requests(1)
     }
 }
 
@@ -63,21 +71,26 @@ impl PeerPatience {
     const AT_FIRST: Duration = Duration::from_millis(250);
     const HEDGE_SHORTEST: Duration = Duration::from_millis(100);
     const GIVE_UP_SHORTEST: Duration = Duration::from_secs(1);
-    const GIVE_UP_LONGEST: Duration = Duration::from_secs(10);
+    const GIVE_UP_LONGEST: Duration = Duration::from_secs(30);
 
-    /// An answer came after this time.
+    /// For requests that take `times` as long as those of the engine: in simulations.
+    pub(crate) fn for_long_requests(times: u32) -> Self {
+        Self { usual: Self::AT_FIRST * times, times }
+    }
+
+    /// An answer began after this time.
     pub fn took(&mut self, time: Duration) {
         self.usual = (self.usual * 7 + time) / 8;
     }
 
-    /// Returns the time without an answer after which a second source is asked: 0.1 to 10 s.
+    /// Returns the time without an answer after which a second source is asked: 0.1 to 15 s.
     pub fn hedge_after(&self) -> Duration {
-        (self.usual * 3).clamp(Self::HEDGE_SHORTEST, Self::GIVE_UP_LONGEST)
+        (self.usual * 3).clamp(Self::HEDGE_SHORTEST * self.times, Self::GIVE_UP_LONGEST * self.times / 2)
     }
 
-    /// Returns the time without an answer after which a peer is passed over: 1 to 10 s.
+    /// Returns the time without an answer after which a peer is passed over: 1 to 30 s.
     pub fn give_up_after(&self) -> Duration {
-        (self.usual * 8).clamp(Self::GIVE_UP_SHORTEST, Self::GIVE_UP_LONGEST)
+        (self.usual * 8).clamp(Self::GIVE_UP_SHORTEST * self.times, Self::GIVE_UP_LONGEST * self.times)
     }
 }
 
@@ -96,6 +109,8 @@ pub struct Asking {
     holders: SmallVec<[NodeId; HOLDERS_NAMED]>,
     /// Not to ask an owner before, because it is busy.
     wait_until: Moment,
+    /// How often owners were busy.
+    busy: i32,
     /// Different for each range and reader, so that readers spread over holders and do not come back all at once.
     salt: u64,
     asks: u32,
@@ -127,6 +142,7 @@ impl Asking {
             passed: SmallVec::new(),
             holders: SmallVec::new(),
             wait_until: now,
+            busy: 0,
             salt: this.stable_hash() ^ key.stable_hash(),
             asks: 0,
             has_hedged: false,
@@ -171,7 +187,13 @@ impl Asking {
     }
 
     /// Returns a second source to ask while the first one is silent, once for a range.
-    pub fn hedge(&mut self, now: Moment, slow: &NodeId, patience: &PeerPatience, suspicions: &Suspicions) -> Option<Enquiry> {
+    pub fn hedge(
+        &mut self,
+        now: Moment,
+        slow: &NodeId,
+        patience: &PeerPatience,
+        suspicions: &Suspicions,
+    ) -> Option<Enquiry> {
         if std::mem::replace(&mut self.has_hedged, true) {
             return None;
         }
@@ -203,8 +225,11 @@ impl Asking {
                     self.holders.rotate_left(turn);
                 }
                 // Between half of the time and all of it.
-                let wait = retry_after.mul_f64(0.5 + (spread % 1024) as f64 / 2048.0);
-                self.wait_until = self.wait_until.max(now + wait);
+                if purpose == Purpose::Fetch {
+                    let grown = retry_after.mul_f64(BUSY_GROWTH.powi(self.busy.min(32))).min(BUSY_LONGEST);
+                    self.wait_until = now + grown.mul_f64(0.5 + (spread % 1024) as f64 / 2048.0);
+                    self.busy += 1;
+                }
             }
             PeerAnswer::Not(why) => {
                 suspicions.passed_over(now, peer, *why);

@@ -11,7 +11,7 @@ use crate::pass_over::PassOver;
 use crate::protocol::{HOLDERS_NAMED, PeerAnswer, PeerAsk, Purpose};
 
 /// The most ranges that a node gives at once.
-pub const GIVES_AT_ONCE: u32 = 64;
+pub const GIVES_AT_ONCE: u32 = 16;
 
 /// The most nodes to which a node gives one range at once. Fewer would make the number of holders grow slowly, more would
 /// make each give slow before the first one helps.
@@ -52,13 +52,15 @@ pub struct LocalFacts<'a> {
     pub has_room: bool,
 }
 
-/// What the asked node does. After the first three, [`Lender::ended`] is due.
+/// What the asked node does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lend {
+    /// Give it. When that has ended, [`Lender::ended`] is due.
     Give,
-    GiveWhenArrived,
-    /// Read it from the pool, and give it.
-    FetchAndGive,
+    /// Decide again when it is resident, or if it cannot be read.
+    WhenArrived,
+    /// Read it from the pool, and decide again then.
+    Fetch,
     Answer(PeerAnswer),
 }
 
@@ -93,9 +95,12 @@ impl Lender {
             return Lend::Answer(PeerAnswer::Not(why));
         }
         let retry_after = self.usual.clamp(RETRY_SHORTEST, RETRY_LONGEST);
-        if facts.held == HeldRange::FromPeer {
+        match facts.held {
+            HeldRange::Resident => {}
+            HeldRange::FromPool => return Lend::WhenArrived,
             // Who waits for a node makes no other node wait, so that no circle can come about.
-            return Lend::Answer(PeerAnswer::Busy { holders: SmallVec::new(), retry_after });
+            HeldRange::FromPeer => return Lend::Answer(PeerAnswer::Busy { holders: SmallVec::new(), retry_after }),
+            HeldRange::Absent | HeldRange::OtherVersion => return Lend::Fetch,
         }
         let lent = self.ranges.entry(ask.key).or_insert_with(|| {
             self.order.push_back(ask.key);
@@ -109,11 +114,7 @@ impl Lender {
         lent.active += 1;
         self.active += 1;
         self.forget();
-        match facts.held {
-            HeldRange::Resident => Lend::Give,
-            HeldRange::FromPool => Lend::GiveWhenArrived,
-            HeldRange::FromPeer | HeldRange::Absent | HeldRange::OtherVersion => Lend::FetchAndGive,
-        }
+        Lend::Give
     }
 
     fn check(&self, ask: &PeerAsk, facts: LocalFacts<'_>) -> Result<(), PassOver> {

@@ -4,7 +4,7 @@
 //!
 //! **Network.** Each node has a link in each direction. A link is a queue: it carries one range after the other at its full
 //! rate. So the bytes over a link never exceed its rate, and a range that waits for a busy link arrives later; two ranges
-//! that share a link arrive one after the other instead of both late. The switches between the nodes are not limited. A
+//! that share a link arrive one after the other, and not both late. The switches between the nodes are not limited. A
 //! range is forwarded when all of it has arrived. Each message takes the latency of the network.
 //!
 //! **Pool.** A limited number of calls at once, each of which waits for the latency of the pool; the bytes then pass one
@@ -12,8 +12,12 @@
 //!
 //! **Fast pools** have room for what their node reads.
 //!
-//! **Jobs.** Each node reads the whole data set once, [`READS_AT_ONCE`] ranges at a time, in the order of the files or in an
+//! **Jobs.** Each node reads the whole data set once, [`READS_AT_ONCE`] pieces at a time, in the order of the files or in an
 //! order of its own. All nodes start within [`START_SPREAD`].
+//!
+//! **Pieces.** A piece is what one request asks for, and what has owners: one range, or as many ranges as keep the number of
+//! reads of all nodes below [`READS_MAX`], so that a simulation takes seconds. Larger pieces make a result worse than it
+//! would be, because a piece is forwarded only when all of it has arrived.
 
 mod cluster_model;
 mod events;
@@ -25,16 +29,19 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::ownership::RANGE_BYTES;
+use crate::ownership::{RANGE_BYTES, ranges_of};
 use crate::pass_over::PassOvers;
 use crate::placement::Placement;
 pub use timeline::{ClusterProgress, Timeline};
 
-/// The ranges that a node reads at the same time.
+/// The pieces that a node reads at the same time, as the engine's requests for one file.
 pub const READS_AT_ONCE: u32 = 16;
 
-/// Ranges of each file of the data set: 10 GiB.
-pub const RANGES_OF_A_FILE: u64 = 160;
+/// The most reads of all nodes: some 10 s of one core.
+pub const READS_MAX: u64 = 500_000;
+
+/// Pieces of each file of the data set.
+pub const PIECES_OF_A_FILE: u64 = 160;
 
 /// All nodes start within this time, as the processes of a parallel job do.
 pub const START_SPREAD: Duration = Duration::from_millis(200);
@@ -90,7 +97,7 @@ pub enum ReadOrder {
 #[derive(Debug, Clone)]
 pub struct ClusterSettings {
     pub nodes: u32,
-    /// Bytes that each node reads; rounded up to whole ranges.
+    /// Bytes that each node reads; rounded up to whole pieces.
     pub dataset_bytes: u64,
     pub scenario: ClusterScenario,
     /// The share of nodes that are lost, or slow.
@@ -109,15 +116,26 @@ pub struct ClusterSettings {
 }
 
 impl ClusterSettings {
-    /// Returns the number of ranges of the data set.
-    pub fn ranges(&self) -> u64 {
-        crate::ownership::ranges_of(self.dataset_bytes)
+    /// Returns the bytes of a piece.
+    pub fn piece_bytes(&self) -> u64 {
+        let reads = ranges_of(self.dataset_bytes).saturating_mul(u64::from(self.nodes));
+        RANGE_BYTES * reads.div_ceil(READS_MAX).max(1)
+    }
+
+    /// Returns the number of pieces of the data set; the last one counts as a whole one.
+    pub fn pieces(&self) -> u64 {
+        self.dataset_bytes.div_ceil(self.piece_bytes())
+    }
+
+    /// Returns the bytes of all pieces.
+    pub fn unique_bytes(&self) -> u64 {
+        self.pieces() * self.piece_bytes()
     }
 
     /// Returns the shortest time in which any program could do this: the pool has to send each byte once, and each node
     /// has to receive each byte. With dedicated nodes, these have to send everything.
     pub fn bound(&self) -> Duration {
-        let bytes = (self.ranges() * RANGE_BYTES) as f64;
+        let bytes = self.unique_bytes() as f64;
         let (through_pool, through_node) = (bytes / self.pool_rate as f64, bytes / self.node_rate as f64);
         let through_owners = match self.placement {
             Placement::Dedicated => through_node * f64::from(self.nodes) / f64::from(self.cache_nodes.max(1)),
@@ -135,7 +153,6 @@ pub struct ClusterOutcome {
     /// Bytes of the data set.
     pub unique_bytes: u64,
     pub pool_bytes: u64,
-    pub pool_calls: u64,
     pub peer_bytes: u64,
     /// Jobs that read everything; the nodes that were lost have none.
     pub finished: u32,
@@ -146,8 +163,8 @@ pub struct ClusterOutcome {
     /// When the last job of a slow node had read everything.
     pub slow_nodes: Option<Duration>,
     pub bound: Duration,
-    /// The most ranges that one node read from the pool.
-    pub most_pool_ranges_of_a_node: u32,
+    /// The most bytes that one node read from the pool.
+    pub most_pool_bytes_of_a_node: u64,
     pub pass_overs: PassOvers,
     pub hedges: u64,
     pub events: u64,

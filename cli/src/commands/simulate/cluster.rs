@@ -65,9 +65,9 @@ fn show_json(outcome: &ClusterOutcome, output: &Output) {
         "order": settings.order,
         "placement": settings.placement,
         "seed": settings.seed,
+        "piece_bytes": settings.piece_bytes(),
         "unique_bytes": outcome.unique_bytes,
         "pool_bytes": outcome.pool_bytes,
-        "pool_calls": outcome.pool_calls,
         "pool_copies": outcome.pool_copies(),
         "peer_bytes": outcome.peer_bytes,
         "jobs_finished": outcome.finished,
@@ -79,7 +79,7 @@ fn show_json(outcome: &ClusterOutcome, output: &Output) {
             "bound": outcome.bound.as_secs_f64(),
         },
         "of_bound": outcome.of_bound(),
-        "most_pool_ranges_of_a_node": outcome.most_pool_ranges_of_a_node,
+        "most_pool_bytes_of_a_node": outcome.most_pool_bytes_of_a_node,
         "passed_over": pass_overs,
         "hedges": outcome.hedges,
         "events": outcome.events,
@@ -98,7 +98,8 @@ fn show(outcomes: &[ClusterOutcome], output: &Output) {
         bytes(settings.node_rate),
         bytes(settings.pool_rate),
     ));
-    let head = ["scenario", "pool sent", "copies", "half done", "95 %", "all", "bound", "of bound", "jobs", "passed over"];
+    let head =
+        ["scenario", "pool sent", "copies", "half done", "95 %", "all", "bound", "of bound", "jobs", "passed over"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for outcome in outcomes {
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());

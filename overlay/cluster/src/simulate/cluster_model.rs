@@ -9,17 +9,18 @@ use twox_hash::XxHash3_64;
 
 use super::events::{Errand, Event, EventQueue, NodeNumber, RangeNumber};
 use super::links::PoolModel;
-use super::node_model::{Course, Errands, NodeModel};
+use super::node_model::{Course, Errands, NodeModel, OpenEnquiry};
 use super::timeline::Timeline;
 use super::{
-    LEASE, RANGES_OF_A_FILE, READS_AT_ONCE, RESTART, RESTARTING_SHARE, ReadOrder, SLOWDOWN, START_SPREAD, ClusterScenario, ClusterSettings, ClusterOutcome,
+    ClusterOutcome, ClusterScenario, ClusterSettings, LEASE, PIECES_OF_A_FILE, READS_AT_ONCE, RESTART,
+    RESTARTING_SHARE, ReadOrder, SLOWDOWN, START_SPREAD,
 };
 use crate::Moment;
-use crate::asking::{Asking, Enquiry, AskingStep};
+use crate::asking::{Asking, AskingStep, Enquiry, PeerPatience};
 use crate::identity::{Member, NodeId, Role};
 use crate::lending::{Lend, LocalFacts};
 use crate::members::{MemberList, MemberSource, Roster};
-use crate::ownership::{FileKey, FileOwners, RANGE_BYTES, Ranked, RangeKey};
+use crate::ownership::{FileKey, FileOwners, RANGE_BYTES, RangeKey, Ranked};
 use crate::pass_over::{PassOver, PassOvers};
 use crate::placement::{Placement, Placing};
 use crate::protocol::{PeerAnswer, PeerAsk, Purpose};
@@ -29,6 +30,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 
 pub struct ClusterModel<'a> {
     settings: &'a ClusterSettings,
+    piece_bytes: u64,
     now: Moment,
     queue: EventQueue,
     nodes: Vec<NodeModel>,
@@ -38,6 +40,7 @@ pub struct ClusterModel<'a> {
     roster: Roster,
     placing: Placing,
     files: Vec<FileKey>,
+    /// Of each piece.
     owners: Vec<Ranked>,
     version: Arc<str>,
     timeline: Timeline,
@@ -49,7 +52,8 @@ pub struct ClusterModel<'a> {
 
 impl<'a> ClusterModel<'a> {
     pub fn new(settings: &'a ClusterSettings) -> Self {
-        let ranges = settings.ranges();
+        let pieces = settings.pieces();
+        let patience = PeerPatience::for_long_requests((settings.piece_bytes() / RANGE_BYTES) as u32);
         let dedicated = if settings.placement == Placement::Dedicated { settings.cache_nodes } else { 0 };
         let mut members = MemberList::default();
         let mut nodes = Vec::new();
@@ -59,20 +63,20 @@ impl<'a> ClusterModel<'a> {
             // Letters, digits and a dash: always an identity.
             let Ok(id) = NodeId::new(&format!("node-{number:05}")) else { continue };
             let course = match settings.order {
-                ReadOrder::Same => Course::new(0, 1, ranges),
-                ReadOrder::Shuffled => shuffled(settings.seed, number, ranges),
+                ReadOrder::Same => Course::new(0, 1, pieces),
+                ReadOrder::Shuffled => shuffled(settings.seed, number, pieces),
             };
             let role = if is_cache { Role::Cache } else { Role::Compute };
-            members.join(MemberSource::Etcd, Member { id: id.clone(), address: String::new(), role });
             numbers.insert(id.clone(), number);
-            let mut node = NodeModel::new(id, settings.node_rate, ranges, course);
-            node.has_job = !is_cache;
-            nodes.push(node);
+            let member = Member { id, address: String::new(), role };
+            members.join(MemberSource::Etcd, member.clone());
+            nodes.push(NodeModel::new(member, settings.node_rate, patience, course));
         }
-        let files = (0..ranges.div_ceil(RANGES_OF_A_FILE));
+        let files = 0..pieces.div_ceil(PIECES_OF_A_FILE);
         let files = files.map(|file| FileKey::of("pool", format!("{}/{file}", settings.seed).as_bytes())).collect();
         let mut model = Self {
             settings,
+            piece_bytes: settings.piece_bytes(),
             now: Moment::ZERO,
             queue: EventQueue::default(),
             nodes,
@@ -84,7 +88,7 @@ impl<'a> ClusterModel<'a> {
             files,
             owners: Vec::new(),
             version: "1".into(),
-            timeline: Timeline::new(ranges * u64::from(settings.nodes)),
+            timeline: Timeline::new(pieces * u64::from(settings.nodes)),
             jobs_left: settings.nodes,
             peer_bytes: 0,
             hedges: 0,
@@ -94,17 +98,17 @@ impl<'a> ClusterModel<'a> {
         model
     }
 
-    /// Computes the owners of all ranges.
+    /// Computes the owners of all pieces.
     fn deal(&mut self) {
         self.roster = self.members.roster();
         let eligible = self.placing.eligible(&self.roster);
         self.owners.clear();
-        let mut left = self.settings.ranges();
+        let mut left = self.settings.pieces();
         for file in &self.files {
-            let ranges = left.min(RANGES_OF_A_FILE);
-            left -= ranges;
-            let owners = FileOwners::of(&self.roster, eligible.clone(), *file, ranges);
-            self.owners.extend((0..ranges).map(|index| owners.owners(&self.roster, index)));
+            let pieces = left.min(PIECES_OF_A_FILE);
+            left -= pieces;
+            let owners = FileOwners::of(&self.roster, eligible.clone(), *file, pieces);
+            self.owners.extend((0..pieces).map(|index| owners.owners(&self.roster, index)));
         }
     }
 
@@ -167,13 +171,13 @@ impl<'a> ClusterModel<'a> {
                     return;
                 }
                 let reader = &mut self.nodes[errand.reader as usize];
-                let arrived = reader.into.receive(self.now, RANGE_BYTES) + self.settings.node_latency;
+                let arrived = reader.into.receive(self.now, self.piece_bytes) + self.settings.node_latency;
                 self.queue.push(arrived, Event::Delivered { errand, began, peer_life });
             }
             Event::Delivered { errand, began, peer_life } => self.delivered(errand, began, peer_life),
             Event::PoolSent { node, range, life } => {
                 if self.nodes[node as usize].life == life {
-                    let arrived = self.nodes[node as usize].into.receive(self.now, RANGE_BYTES);
+                    let arrived = self.nodes[node as usize].into.receive(self.now, self.piece_bytes);
                     self.queue.push(arrived, Event::PoolDelivered { node, range, life });
                 }
             }
@@ -230,33 +234,33 @@ impl<'a> ClusterModel<'a> {
                 node.reading += 1;
             } else {
                 node.reading += 1;
-                self.begin(number, range, true);
+                self.begin(number, range, true, false);
             }
         }
     }
 
     fn has_read(&mut self, number: NodeNumber) {
-        let copies = self.pool.bytes as f64 / (self.settings.ranges() * RANGE_BYTES) as f64;
+        let copies = self.pool.bytes as f64 / (self.settings.unique_bytes()) as f64;
         self.timeline.note(self.now, copies);
         let node = &mut self.nodes[number as usize];
         node.read += 1;
-        if node.read == self.settings.ranges() {
+        if node.read == self.settings.pieces() {
             node.finished_at = Some(self.now);
             self.jobs_left -= 1;
         }
     }
 
-    /// Begins to fetch a range.
-    fn begin(&mut self, number: NodeNumber, range: RangeNumber, for_job: bool) {
+    /// Begins to fetch a range; `stands_in` for an owner that could not answer.
+    fn begin(&mut self, number: NodeNumber, range: RangeNumber, for_job: bool, stands_in: bool) {
         let key = self.key(range);
         let node = &mut self.nodes[number as usize];
-        let owners: &[u32] =
-            if self.placing.asks(&node.id) { self.owners[range as usize].as_slice() } else { &[] };
-        let unsettled = node.is_unsettled(self.now);
+        let owners: &[u32] = if self.placing.asks(&node.id) { self.owners[range as usize].as_slice() } else { &[] };
+        let unsettled = stands_in || node.is_unsettled(self.now);
         let asking = Asking::begin(self.now, &node.id, key, &self.roster, owners, unsettled, !for_job);
         let open = SmallVec::new();
-        let errands = Errands { asking, attempt: 0, open, for_job, for_others: !for_job, from_pool: false, waiting: Vec::new() };
-        node.errands.insert(range, errands);
+        let errands =
+            Errands { asking, attempt: 0, open, for_job, for_others: !for_job, from_pool: false, waiting: Vec::new() };
+        node.errands.insert(range, Box::new(errands));
         self.go_on(number, range);
     }
 
@@ -265,7 +269,7 @@ impl<'a> ClusterModel<'a> {
         let node = &mut self.nodes[number as usize];
         let Some(errands) = node.errands.get_mut(&range) else { return };
         match errands.asking.next(now, &node.patience, &mut node.suspicions, &mut node.pass_overs) {
-            AskingStep::Ask(enquiry) => self.send(number, range, enquiry, true),
+            AskingStep::Ask(enquiry) => self.send(number, range, enquiry),
             AskingStep::Wait(until) => {
                 errands.attempt += 1;
                 let (attempt, life) = (errands.attempt, node.life);
@@ -280,48 +284,41 @@ impl<'a> ClusterModel<'a> {
         let node = &mut self.nodes[number as usize];
         let Some(errands) = node.errands.get_mut(&range) else { return };
         errands.from_pool = true;
-        node.pool_ranges += 1;
+        node.pool_bytes += self.piece_bytes;
         let life = node.life;
-        let sent = self.pool.read(self.now, RANGE_BYTES);
+        let sent = self.pool.read(self.now, self.piece_bytes);
         self.queue.push(sent, Event::PoolSent { node: number, range, life });
     }
-    fn send(&mut self, number: NodeNumber, range: RangeNumber, enquiry: Enquiry, may_hedge: bool) {
+    fn send(&mut self, number: NodeNumber, range: RangeNumber, enquiry: Enquiry) {
         let Some(&peer) = self.numbers.get(&enquiry.peer) else { return };
         let node = &mut self.nodes[number as usize];
         let Some(errands) = node.errands.get_mut(&range) else { return };
         errands.attempt += 1;
-        errands.open.push((errands.attempt, self.now));
-        let (attempt, life, purpose) = (errands.attempt, node.life, enquiry.purpose);
+        let (hedge_at, give_up_at) = (enquiry.hedge_at, enquiry.give_up_at);
+        let (attempt, passed_owners) = (errands.attempt, !enquiry.passed.is_empty());
+        errands.open.push(OpenEnquiry { attempt, asked: self.now, hedge_at, give_up_at, passed_owners });
+        let (life, purpose) = (node.life, enquiry.purpose);
         let errand = Errand { reader: number, range, peer, purpose, attempt, life };
-        let of_peer = &self.nodes[peer as usize];
-        if of_peer.is_lost {
-            self.queue.push(enquiry.give_up_at, Event::Answered(errand, Box::new(PeerAnswer::Not(PassOver::Gone))));
+        if self.nodes[peer as usize].is_lost {
+            self.queue.push(give_up_at, Event::Answered(errand, Box::new(PeerAnswer::Not(PassOver::Gone))));
+            self.queue.push(hedge_at, Event::HedgeDue(errand));
         } else {
             self.queue.push(self.now + self.settings.node_latency, Event::AskArrives(errand));
-        }
-        if of_peer.is_slow {
-            self.queue.push(enquiry.give_up_at, Event::Answered(errand, Box::new(PeerAnswer::Not(PassOver::Slow))));
-        }
-        // Only nodes that are slow or lost make answers late; timers for the others would double the events.
-        if may_hedge && (of_peer.is_lost || of_peer.is_slow) {
-            self.queue.push(enquiry.hedge_at, Event::HedgeDue(errand));
         }
     }
 
     fn ask_arrives(&mut self, errand: Errand) {
         let range = errand.range;
         let reader = &self.nodes[errand.reader as usize];
-        if !reader.awaits(&errand) {
-            return;
-        }
+        let Some(OpenEnquiry { passed_owners, .. }) = reader.enquiry(&errand) else { return };
         // The owners that the reader passed over are behind this one in its list: only nodes that see other members
         // need them.
         let (from, passed) = (reader.id.clone(), SmallVec::new());
-        let ask = PeerAsk { from, key: self.key(range), version: self.version.clone(), purpose: errand.purpose, passed };
+        let ask =
+            PeerAsk { from, key: self.key(range), version: self.version.clone(), purpose: errand.purpose, passed };
         let ids: SmallVec<[NodeId; 3]> =
             self.owners[range as usize].iter().map(|seat| self.roster.member(*seat).id.clone()).collect();
-        let giver = self.roster.get(&self.nodes[errand.peer as usize].id);
-        let may_give = giver.is_some_and(|giver| self.placing.gives_to(giver, &ask.from));
+        let may_give = self.placing.gives_to(&self.nodes[errand.peer as usize].member, &ask.from);
         let readers_give = self.placing.readers_give();
         let peer = &mut self.nodes[errand.peer as usize];
         if !peer.is_up {
@@ -332,16 +329,16 @@ impl<'a> ClusterModel<'a> {
         let held = peer.held(range);
         let facts = LocalFacts { held, owners: &ids, may_give, readers_give, has_room: true };
         match peer.lender.decide(&ask, facts) {
-            Lend::Give => self.give(errand, self.now),
-            Lend::GiveWhenArrived => {
+            Lend::Give => self.give(errand),
+            Lend::WhenArrived => {
                 if let Some(errands) = peer.errands.get_mut(&range) {
-                    errands.waiting.push((errand, self.now));
+                    errands.waiting.push(errand);
                 }
             }
-            Lend::FetchAndGive => {
-                self.begin(errand.peer, range, false);
+            Lend::Fetch => {
+                self.begin(errand.peer, range, false, passed_owners);
                 if let Some(errands) = self.nodes[errand.peer as usize].errands.get_mut(&range) {
-                    errands.waiting.push((errand, self.now));
+                    errands.waiting.push(errand);
                 }
             }
             Lend::Answer(answer) => {
@@ -351,10 +348,24 @@ impl<'a> ClusterModel<'a> {
     }
 
     /// Sends a resident range.
-    fn give(&mut self, errand: Errand, began: Moment) {
+    fn give(&mut self, errand: Errand) {
+        let began = self.now;
         let peer = &mut self.nodes[errand.peer as usize];
-        let sent = peer.out.send(self.now, RANGE_BYTES);
+        let (begin, sent) = peer.out.send(self.now, self.piece_bytes);
         let peer_life = peer.life;
+        let reader = &mut self.nodes[errand.reader as usize];
+        if let Some(open) = reader.enquiry(&errand) {
+            // While an owner waits for the pool, it says so: the reader's time begins anew when it gives.
+            let asked = open.asked.max(began);
+            reader.patience.took(begin - asked);
+            let (hedge_at, give_up_at) = (asked + (open.hedge_at - open.asked), asked + (open.give_up_at - open.asked));
+            if begin > hedge_at {
+                self.queue.push(hedge_at, Event::HedgeDue(errand));
+            }
+            if begin > give_up_at {
+                self.queue.push(give_up_at, Event::Answered(errand, Box::new(PeerAnswer::Not(PassOver::Slow))));
+            }
+        }
         self.queue.push(sent, Event::Sent { errand, began, peer_life });
     }
 
@@ -387,13 +398,10 @@ impl<'a> ClusterModel<'a> {
         if !awaited {
             return;
         }
-        self.peer_bytes += RANGE_BYTES;
+        self.peer_bytes += self.piece_bytes;
         let now = self.now;
         let node = &mut self.nodes[errand.reader as usize];
         let Some(errands) = node.errands.get_mut(&errand.range) else { return };
-        if let Some((_, asked)) = errands.open.iter().find(|(attempt, _)| *attempt == errand.attempt) {
-            node.patience.took(now - *asked);
-        }
         let of = (&peer_id, errand.purpose);
         errands.asking.answered(now, of, &PeerAnswer::Content, &mut node.suspicions, &mut node.pass_overs);
         if !errands.from_pool {
@@ -409,7 +417,7 @@ impl<'a> ClusterModel<'a> {
         let now = self.now;
         let node = &mut self.nodes[errand.reader as usize];
         let Some(errands) = node.errands.get_mut(&errand.range) else { return };
-        errands.open.retain(|(attempt, _)| *attempt != errand.attempt);
+        errands.open.retain(|open| open.attempt != errand.attempt);
         let of = (&peer, errand.purpose);
         errands.asking.answered(now, of, answer, &mut node.suspicions, &mut node.pass_overs);
         // While another enquiry is open, its answer decides.
@@ -429,7 +437,7 @@ impl<'a> ClusterModel<'a> {
         let second = errands.asking.hedge(now, &slow, &node.patience, &node.suspicions);
         if let Some(enquiry) = second {
             self.hedges += 1;
-            self.send(errand.reader, errand.range, enquiry, false);
+            self.send(errand.reader, errand.range, enquiry);
         }
     }
 
@@ -441,8 +449,8 @@ impl<'a> ClusterModel<'a> {
         if errands.for_job {
             node.reading -= 1;
         }
-        for (errand, began) in errands.waiting {
-            self.give(errand, began);
+        for errand in errands.waiting {
+            self.ask_arrives(errand);
         }
         if errands.for_job {
             self.has_read(number);
@@ -459,8 +467,8 @@ impl<'a> ClusterModel<'a> {
     }
 
     fn key(&self, range: RangeNumber) -> RangeKey {
-        let file = self.files[(u64::from(range) / RANGES_OF_A_FILE) as usize];
-        RangeKey { file, index: u64::from(range) % RANGES_OF_A_FILE }
+        let file = self.files[(u64::from(range) / PIECES_OF_A_FILE) as usize];
+        RangeKey { file, index: u64::from(range) % PIECES_OF_A_FILE }
     }
 
     fn summary(self) -> ClusterOutcome {
@@ -481,9 +489,8 @@ impl<'a> ClusterModel<'a> {
         }
         ClusterOutcome {
             settings: self.settings.clone(),
-            unique_bytes: self.settings.ranges() * RANGE_BYTES,
+            unique_bytes: self.settings.unique_bytes(),
             pool_bytes: self.pool.bytes,
-            pool_calls: self.pool.calls,
             peer_bytes: self.peer_bytes,
             finished: (times.len() + slow.len()) as u32,
             half: at(0.5),
@@ -491,7 +498,7 @@ impl<'a> ClusterModel<'a> {
             all: at(1.0),
             slow_nodes: slow.last().copied(),
             bound: self.settings.bound(),
-            most_pool_ranges_of_a_node: self.nodes.iter().map(|node| node.pool_ranges).max().unwrap_or(0),
+            most_pool_bytes_of_a_node: self.nodes.iter().map(|node| node.pool_bytes).max().unwrap_or(0),
             pass_overs,
             hedges: self.hedges,
             events: self.queue.count(),
@@ -505,13 +512,13 @@ fn random(seed: u64, purpose: u64, number: u32) -> u64 {
     XxHash3_64::oneshot_with_seed(seed ^ purpose.rotate_left(32), &number.to_le_bytes())
 }
 
-fn shuffled(seed: u64, number: u32, ranges: u64) -> Course {
-    let mut step = random(seed, 3, number) % ranges.max(1);
+fn shuffled(seed: u64, number: u32, pieces: u64) -> Course {
+    let mut step = random(seed, 3, number) % pieces.max(1);
     // A step without a common divisor meets each range once; 1 is one.
-    while step == 0 || common_divisor(step, ranges) != 1 {
-        step = (step + 1) % ranges.max(2);
+    while step == 0 || common_divisor(step, pieces) != 1 {
+        step = (step + 1) % pieces.max(2);
     }
-    Course::new(random(seed, 4, number) % ranges.max(1), step, ranges)
+    Course::new(random(seed, 4, number) % pieces.max(1), step, pieces)
 }
 
 fn common_divisor(a: u64, b: u64) -> u64 {

@@ -32,12 +32,28 @@ pub enum Event {
     /// An answer other than content reaches the reader.
     Answered(Errand, Box<PeerAnswer>),
     /// All bytes have left the peer, which began to give them at `began`, in its `peer_life`.
-    Sent { errand: Errand, began: Moment, peer_life: u32 },
+    Sent {
+        errand: Errand,
+        began: Moment,
+        peer_life: u32,
+    },
     /// They have reached the reader.
-    Delivered { errand: Errand, began: Moment, peer_life: u32 },
+    Delivered {
+        errand: Errand,
+        began: Moment,
+        peer_life: u32,
+    },
     /// All bytes have left the pool.
-    PoolSent { node: NodeNumber, range: RangeNumber, life: u32 },
-    PoolDelivered { node: NodeNumber, range: RangeNumber, life: u32 },
+    PoolSent {
+        node: NodeNumber,
+        range: RangeNumber,
+        life: u32,
+    },
+    PoolDelivered {
+        node: NodeNumber,
+        range: RangeNumber,
+        life: u32,
+    },
     /// The reader looks again at a range for which it waits.
     Resume(Errand),
     /// No answer has come.
@@ -48,46 +64,37 @@ pub enum Event {
     LeasesExpire,
 }
 
-struct DueEvent {
-    at: Moment,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for DueEvent {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.number) == (other.at, other.number)
-    }
-}
-
-impl Eq for DueEvent {}
-
-impl PartialOrd for DueEvent {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for DueEvent {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
+/// Events are kept apart from their order, so that the order stays small.
 #[derive(Default)]
 pub struct EventQueue {
-    heap: BinaryHeap<Reverse<DueEvent>>,
+    /// When in nanoseconds, the number of the event, and its place in `events`.
+    order: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    events: Vec<Option<Event>>,
+    free: Vec<u32>,
     count: u64,
 }
 
 impl EventQueue {
     pub fn push(&mut self, at: Moment, event: Event) {
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.events[place as usize] = Some(event);
+                place
+            }
+            None => {
+                self.events.push(Some(event));
+                self.events.len() as u32 - 1
+            }
+        };
         self.count += 1;
-        self.heap.push(Reverse(DueEvent { at, number: self.count, event }));
+        self.order.push(Reverse((at.as_nanos() as u64, self.count, place)));
     }
 
     pub fn pop(&mut self) -> Option<(Moment, Event)> {
-        self.heap.pop().map(|Reverse(due)| (due.at, due.event))
+        let Reverse((at, _, place)) = self.order.pop()?;
+        let event = self.events[place as usize].take()?;
+        self.free.push(place);
+        Some((Moment::from_nanos(at), event))
     }
 
     /// Returns how many events there have been.

@@ -18,10 +18,11 @@ impl QueuedLink {
         Self { bytes_per_sec: bytes_per_sec.max(1), free_at: Moment::ZERO }
     }
 
-    /// Sends bytes that are there from `at` on. Returns when the last one has left.
-    pub fn send(&mut self, at: Moment, bytes: u64) -> Moment {
-        self.free_at = self.free_at.max(at) + time_of(bytes, self.bytes_per_sec);
-        self.free_at
+    /// Sends bytes that are there from `at` on. Returns when the first and the last one leave.
+    pub fn send(&mut self, at: Moment, bytes: u64) -> (Moment, Moment) {
+        let begin = self.free_at.max(at);
+        self.free_at = begin + time_of(bytes, self.bytes_per_sec);
+        (begin, self.free_at)
     }
 
     /// Receives bytes whose last one left the sender at `now`: they arrive while they are sent, if the link is free and
@@ -51,13 +52,12 @@ pub struct PoolModel {
     /// When each call that is under way ends.
     ends: BinaryHeap<Reverse<Moment>>,
     pub bytes: u64,
-    pub calls: u64,
 }
 
 impl PoolModel {
     pub fn new(bytes_per_sec: u64, latency: Duration, calls_max: u32) -> Self {
         let link = QueuedLink::new(bytes_per_sec);
-        Self { link, latency, calls_max: calls_max as usize, ends: BinaryHeap::new(), bytes: 0, calls: 0 }
+        Self { link, latency, calls_max: calls_max as usize, ends: BinaryHeap::new(), bytes: 0 }
     }
 
     /// Reads bytes. Returns when the last one leaves the pool.
@@ -68,10 +68,9 @@ impl PoolModel {
         {
             at = at.max(end);
         }
-        let sent = self.link.send(at + self.latency, bytes);
+        let (_, sent) = self.link.send(at + self.latency, bytes);
         self.ends.push(Reverse(sent));
         self.bytes += bytes;
-        self.calls += 1;
         sent
     }
 }

@@ -1,6 +1,6 @@
 //! One node: its links, what is resident, what it fetches, and how far its job is.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
@@ -8,10 +8,21 @@ use super::events::{Errand, RangeNumber};
 use super::links::QueuedLink;
 use crate::Moment;
 use crate::asking::{Asking, PeerPatience, UNSETTLED};
-use crate::identity::NodeId;
+use crate::identity::{Member, NodeId, Role};
 use crate::lending::{HeldRange, Lender};
 use crate::pass_over::PassOvers;
 use crate::suspicion::Suspicions;
+
+/// An enquiry without an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenEnquiry {
+    pub attempt: u32,
+    pub asked: Moment,
+    pub hedge_at: Moment,
+    pub give_up_at: Moment,
+    /// Whether owners before the asked one could not answer.
+    pub passed_owners: bool,
+}
 
 /// A range that a node fetches, once for all that want it.
 #[derive(Debug)]
@@ -19,41 +30,42 @@ pub struct Errands {
     pub asking: Asking,
     /// The number of the last enquiry.
     pub attempt: u32,
-    /// The enquiries that have no answer yet, and when each was sent.
-    pub open: SmallVec<[(u32, Moment); 2]>,
+    /// The enquiries that have no answer yet.
+    pub open: SmallVec<[OpenEnquiry; 2]>,
     pub for_job: bool,
     /// Whether another node asked for it first.
     pub for_others: bool,
     /// Whether the pool was asked: then nothing else is.
     pub from_pool: bool,
     /// Other nodes that get it when it has arrived.
-    pub waiting: Vec<(Errand, Moment)>,
+    pub waiting: Vec<Errand>,
 }
 
-/// What each node reads, in the order in which it reads it: a step through the ranges that meets each once.
+/// What each node reads, in the order in which it reads it: a step through the pieces that meets each once.
 #[derive(Debug, Clone)]
 pub struct Course {
     begin: u64,
     step: u64,
-    ranges: u64,
+    pieces: u64,
     position: u64,
 }
 
 impl Course {
-    pub fn new(begin: u64, step: u64, ranges: u64) -> Self {
-        Self { begin, step, ranges, position: 0 }
+    pub fn new(begin: u64, step: u64, pieces: u64) -> Self {
+        Self { begin, step, pieces, position: 0 }
     }
 
     pub fn advance(&mut self) -> Option<RangeNumber> {
-        let at = (self.position < self.ranges).then_some(self.position)?;
+        let at = (self.position < self.pieces).then_some(self.position)?;
         self.position += 1;
-        let range = (u128::from(self.begin) + u128::from(self.step) * u128::from(at)) % u128::from(self.ranges);
+        let range = (u128::from(self.begin) + u128::from(self.step) * u128::from(at)) % u128::from(self.pieces);
         Some(range as RangeNumber)
     }
 }
 
 pub struct NodeModel {
     pub id: NodeId,
+    pub member: Member,
     pub is_up: bool,
     pub is_lost: bool,
     pub is_slow: bool,
@@ -66,7 +78,7 @@ pub struct NodeModel {
     pub out: QueuedLink,
     pub into: QueuedLink,
     resident: Vec<u64>,
-    pub errands: HashMap<RangeNumber, Errands>,
+    pub errands: BTreeMap<RangeNumber, Box<Errands>>,
     pub course: Course,
     /// Ranges that the job was reading when the daemon stopped.
     pub again: Vec<RangeNumber>,
@@ -77,25 +89,26 @@ pub struct NodeModel {
     pub suspicions: Suspicions,
     pub pass_overs: PassOvers,
     pub patience: PeerPatience,
-    pub pool_ranges: u32,
+    pub pool_bytes: u64,
 }
 
 impl NodeModel {
-    pub fn new(id: NodeId, rate: u64, ranges: u64, course: Course) -> Self {
+    pub fn new(member: Member, rate: u64, patience: PeerPatience, course: Course) -> Self {
         Self {
-            lender: Lender::new(id.clone()),
-            id,
+            lender: Lender::new(member.id.clone()),
+            id: member.id.clone(),
+            has_job: member.role == Role::Compute,
+            member,
             is_up: true,
             is_lost: false,
             is_slow: false,
-            has_job: true,
             life: 0,
             stopped_at: Moment::ZERO,
             changed_at: None,
             out: QueuedLink::new(rate),
             into: QueuedLink::new(rate),
-            resident: vec![0; ranges.div_ceil(64) as usize],
-            errands: HashMap::new(),
+            resident: vec![0; course.pieces.div_ceil(64) as usize],
+            errands: BTreeMap::new(),
             course,
             again: Vec::new(),
             reading: 0,
@@ -103,8 +116,8 @@ impl NodeModel {
             finished_at: None,
             suspicions: Suspicions::default(),
             pass_overs: PassOvers::default(),
-            patience: PeerPatience::default(),
-            pool_ranges: 0,
+            patience,
+            pool_bytes: 0,
         }
     }
 
@@ -131,19 +144,16 @@ impl NodeModel {
     pub fn stop(&mut self, now: Moment) -> Vec<Errand> {
         self.is_up = false;
         self.life += 1;
-        let mut errands: Vec<(RangeNumber, Errands)> = self.errands.drain().collect();
-        // The order of a hash map differs from run to run.
-        errands.sort_unstable_by_key(|(range, _)| *range);
+        let errands = std::mem::take(&mut self.errands);
         self.again.extend(errands.iter().filter(|(_, of)| of.for_job).map(|(range, _)| *range));
         self.stopped_at = now;
         self.changed_at = Some(now);
         self.reading = 0;
         self.lender = Lender::new(self.id.clone());
         self.suspicions = Suspicions::default();
-        self.patience = PeerPatience::default();
         self.out.clear(now);
         self.into.clear(now);
-        errands.into_iter().flat_map(|(_, of)| of.waiting).map(|(errand, _)| errand).collect()
+        errands.into_iter().flat_map(|(_, of)| of.waiting).collect()
     }
 
     /// Changes the rate of both links.
@@ -161,10 +171,13 @@ impl NodeModel {
         self.again.pop().or_else(|| self.course.advance())
     }
 
-    /// Whether an answer belongs to an enquiry that is still open.
+    /// Returns the enquiry to which an answer belongs, if it is still open.
+    pub fn enquiry(&self, errand: &Errand) -> Option<OpenEnquiry> {
+        let errands = self.errands.get(&errand.range).filter(|_| self.is_up && self.life == errand.life)?;
+        errands.open.iter().find(|open| open.attempt == errand.attempt).copied()
+    }
+
     pub fn awaits(&self, errand: &Errand) -> bool {
-        self.is_up
-            && self.life == errand.life
-            && self.errands.get(&errand.range).is_some_and(|of| of.open.iter().any(|(at, _)| *at == errand.attempt))
+        self.enquiry(errand).is_some()
     }
 }
