@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::Moment;
 use crate::identity::NodeId;
 use crate::members::{Roster, Seat};
-use crate::ownership::{RANKS, RangeKey};
+use crate::ownership::{RANKED, RANKS, RangeKey, owners_of};
 use crate::pass_over::{PassOver, PassOvers};
 use crate::protocol::{HOLDERS_NAMED, PeerAnswer, Purpose};
 use crate::suspicion::Suspicions;
@@ -25,7 +25,7 @@ const ASKS_MAX: u32 = 256;
 const BUSY_GROWTH: f64 = 1.5;
 const BUSY_LONGEST: Duration = Duration::from_secs(2);
 
-/// How long after a change of the members, a restart of this node, or a failure of a member, owners ask those behind them.
+/// How long after a change of the members, a restart of this node, or a failure of a member, nodes ask those behind them.
 pub const UNSETTLED: Duration = Duration::from_secs(600);
 
 /// What to do next for a range.
@@ -103,8 +103,8 @@ pub struct Asking {
     this: NodeId,
     /// Owners that could not give or fetch the range.
     passed: SmallVec<[NodeId; RANKS]>,
-    /// Owners behind this one that may have the range although they do not have to; the next one last.
-    behind: SmallVec<[NodeId; RANKS]>,
+    /// Members behind this one that may have the range although they do not have to; the next one last.
+    behind: SmallVec<[NodeId; RANKED]>,
     /// Nodes that are said to have the range; the next one last.
     holders: SmallVec<[NodeId; HOLDERS_NAMED]>,
     /// Not to ask an owner before, because it is busy.
@@ -120,24 +120,28 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// `owners` are those of the range in their order. `unsettled` says that members have changed, or failed, a short
-    /// while ago ([`UNSETTLED`]): then the owners behind this node may have stood in for it, and are asked what they have
-    /// before the pool is read. A node that fetches only `for_others` does not ask the owners before it: its reader did.
+    /// `ranked` are the members of the range in their order. `unsettled` says that members have changed, or failed, a short
+    /// while ago ([`UNSETTLED`]): then other nodes may have the range although this one would have to fetch it, and are
+    /// asked what they have before the pool is read. A node that fetches only `for_others` does not ask the owners before
+    /// it: its reader did.
     pub fn begin(
         now: Moment,
         this: &NodeId,
         key: RangeKey,
         roster: &Roster,
-        owners: &[Seat],
+        ranked: &[Seat],
         unsettled: bool,
         for_others: bool,
     ) -> Self {
-        let ids = || owners.iter().map(|seat| &roster.member(*seat).id);
-        let behind = ids().skip_while(|id| *id != this).skip(1).filter(|_| unsettled);
+        let id = |seat: &Seat| &roster.member(*seat).id;
+        let owners = owners_of(ranked);
+        let mine = owners.iter().position(|seat| id(seat) == this);
+        let begin_behind = if unsettled { mine.map_or(owners.len(), |mine| mine + 1) } else { ranked.len() };
+        let before = if for_others { &[] } else { &owners[..mine.unwrap_or(owners.len())] };
         Self {
             began: now,
-            owners: ids().take_while(|id| *id != this && !for_others).cloned().collect(),
-            behind: reversed(behind),
+            owners: before.iter().map(id).cloned().collect(),
+            behind: ranked[begin_behind..].iter().rev().map(id).filter(|id| *id != this).cloned().collect(),
             this: this.clone(),
             passed: SmallVec::new(),
             holders: SmallVec::new(),
@@ -178,9 +182,9 @@ impl Asking {
             self.passed.push(owner);
         }
         // These answer at once, so nobody waits in a circle.
-        while let Some(owner) = self.behind.pop() {
-            if suspicions.admits(now, &owner) {
-                return AskingStep::Ask(self.enquiry(now, owner, Purpose::IfResident, patience));
+        while let Some(other) = self.behind.pop() {
+            if suspicions.admits(now, &other) {
+                return AskingStep::Ask(self.enquiry(now, other, Purpose::IfResident, patience));
             }
         }
         AskingStep::Pool
@@ -256,10 +260,4 @@ impl Asking {
             give_up_at: now + patience.give_up_after(),
         }
     }
-}
-
-fn reversed<'a>(ids: impl Iterator<Item = &'a NodeId>) -> SmallVec<[NodeId; RANKS]> {
-    let mut ids: SmallVec<[NodeId; RANKS]> = ids.cloned().collect();
-    ids.reverse();
-    ids
 }

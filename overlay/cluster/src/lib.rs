@@ -38,7 +38,9 @@ pub use asking::{Asking, AskingStep, Enquiry, PeerPatience, UNSETTLED};
 pub use identity::{BadNodeId, Member, NodeId, Role};
 pub use lending::{GIVES_AT_ONCE, GIVES_OF_ONE_RANGE, HeldRange, Lend, Lender, LocalFacts};
 pub use members::{MemberList, MemberSource, Roster, Seat};
-pub use ownership::{FileKey, FileOwners, RANGE_BYTES, RANKS, RangeKey, Ranked, range_of, ranges_of};
+pub use ownership::{
+    FileKey, FileOwners, RANGE_BYTES, RANKED, RANKS, RangeKey, Ranked, owners_of, range_of, ranges_of,
+};
 pub use pass_over::{PassOver, PassOvers};
 pub use placement::{Confinement, Placement, Placing};
 pub use protocol::{HOLDERS_NAMED, PeerAnswer, PeerAsk, Purpose};

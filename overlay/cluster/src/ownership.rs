@@ -20,6 +20,10 @@ pub const RANGE_BYTES: u64 = 64 << 20;
 /// Owners of one range: the first one fetches it, the others stand in for it in their order.
 pub const RANKS: usize = 3;
 
+/// The members that are ranked for a range: the owners, and those that come next. While members change, the next ones are
+/// asked what they have before the pool is read.
+pub const RANKED: usize = 8;
+
 /// The most ranges of a file that a member owns first, as a multiple of its even share; at least one.
 pub const LOAD_BOUND: f64 = 1.25;
 
@@ -27,8 +31,13 @@ pub const LOAD_BOUND: f64 = 1.25;
 /// of members, has its first owners by the score alone.
 const SCORES_MAX: u64 = 1 << 24;
 
-/// The owners of a range in their order, as seats of a roster.
-pub type Ranked = SmallVec<[Seat; RANKS]>;
+/// The ranked members of a range as seats of a roster. The first [`RANKS`] own it, in this order.
+pub type Ranked = SmallVec<[Seat; RANKED]>;
+
+/// Returns the owners among the ranked members of a range.
+pub fn owners_of(ranked: &[Seat]) -> &[Seat] {
+    &ranked[..ranked.len().min(RANKS)]
+}
 
 /// A file of a pool, the same on every node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -91,10 +100,10 @@ impl FileOwners {
         (!self.dealt.is_empty()).then(|| most_owned(self.ranges, self.eligible.len()))
     }
 
-    /// Returns the owners of a range; fewer than [`RANKS`] if there are fewer members.
-    pub fn owners(&self, roster: &Roster, index: u64) -> Ranked {
+    /// Returns the ranked members of a range; fewer than [`RANKED`] if there are fewer members.
+    pub fn ranked(&self, roster: &Roster, index: u64) -> Ranked {
         match self.dealt.get(index as usize) {
-            Some(owners) => owners.clone(),
+            Some(ranked) => ranked.clone(),
             None => ranked(roster, &self.eligible, RangeKey { file: self.file, index }.stable_hash()),
         }
     }
@@ -114,7 +123,7 @@ impl FileOwners {
                     // There is always one: together, the bounds are more than all ranges.
                     if let Some(first) = roomy.max_by_key(|seat| (score(roster.hash_of(*seat), hash), *seat)) {
                         owners.insert(0, first);
-                        owners.truncate(RANKS);
+                        owners.truncate(RANKED);
                     }
                 }
             }
@@ -136,15 +145,15 @@ fn score(node: u64, key: u64) -> u64 {
 
 /// Returns the members with the highest scores, the highest first.
 fn ranked(roster: &Roster, eligible: &[Seat], key: u64) -> Ranked {
-    let mut best: SmallVec<[(u64, Seat); RANKS + 1]> = SmallVec::new();
+    let mut best: SmallVec<[(u64, Seat); RANKED + 1]> = SmallVec::new();
     for &seat in eligible {
         let this = (score(roster.hash_of(seat), key), seat);
-        if best.len() == RANKS && best.last().is_some_and(|last| this < *last) {
+        if best.len() == RANKED && best.last().is_some_and(|last| this < *last) {
             continue;
         }
         let at = best.partition_point(|other| *other > this);
         best.insert(at, this);
-        best.truncate(RANKS);
+        best.truncate(RANKED);
     }
     best.into_iter().map(|(_, seat)| seat).collect()
 }

@@ -37,8 +37,8 @@ pub use timeline::{ClusterProgress, Timeline};
 /// The pieces that a node reads at the same time, as the engine's requests for one file.
 pub const READS_AT_ONCE: u32 = 16;
 
-/// The most reads of all nodes: some 10 s of one core.
-pub const READS_MAX: u64 = 500_000;
+/// The most reads of all nodes: some 5 s of one core.
+pub const READS_MAX: u64 = 250_000;
 
 /// Pieces of each file of the data set.
 pub const PIECES_OF_A_FILE: u64 = 160;

@@ -33,7 +33,7 @@ fn first_owners(roster: &Roster, files: &[(FileKey, u64)]) -> Vec<NodeId> {
     let mut first = Vec::new();
     for (file, ranges) in files {
         let owners = FileOwners::of(roster, eligible.clone(), *file, *ranges);
-        first.extend((0..*ranges).map(|index| roster.member(owners.owners(roster, index)[0]).id.clone()));
+        first.extend((0..*ranges).map(|index| roster.member(owners.ranked(roster, index)[0]).id.clone()));
     }
     first
 }
@@ -78,8 +78,8 @@ proptest! {
         let owners = FileOwners::of(&roster, eligible, file, ranges);
         let mut owned: BTreeMap<Seat, u64> = BTreeMap::new();
         for index in 0..ranges {
-            let of_range = owners.owners(&roster, index);
-            prop_assert_eq!(of_range.len(), RANKS.min(count as usize));
+            let of_range = owners.ranked(&roster, index);
+            prop_assert_eq!(of_range.len(), RANKED.min(count as usize));
             prop_assert_eq!(of_range.iter().collect::<BTreeSet<_>>().len(), of_range.len(), "each owner once");
             *owned.entry(of_range[0]).or_default() += 1;
         }

@@ -20,7 +20,7 @@ use crate::asking::{Asking, AskingStep, Enquiry, PeerPatience};
 use crate::identity::{Member, NodeId, Role};
 use crate::lending::{Lend, LocalFacts};
 use crate::members::{MemberList, MemberSource, Roster};
-use crate::ownership::{FileKey, FileOwners, RANGE_BYTES, RangeKey, Ranked};
+use crate::ownership::{FileKey, FileOwners, RANGE_BYTES, RangeKey, Ranked, owners_of};
 use crate::pass_over::{PassOver, PassOvers};
 use crate::placement::{Placement, Placing};
 use crate::protocol::{PeerAnswer, PeerAsk, Purpose};
@@ -41,7 +41,7 @@ pub struct ClusterModel<'a> {
     placing: Placing,
     files: Vec<FileKey>,
     /// Of each piece.
-    owners: Vec<Ranked>,
+    ranked: Vec<Ranked>,
     version: Arc<str>,
     timeline: Timeline,
     /// Jobs that have not ended.
@@ -86,7 +86,7 @@ impl<'a> ClusterModel<'a> {
             members,
             placing: Placing { placement: settings.placement, ..Placing::default() },
             files,
-            owners: Vec::new(),
+            ranked: Vec::new(),
             version: "1".into(),
             timeline: Timeline::new(pieces * u64::from(settings.nodes)),
             jobs_left: settings.nodes,
@@ -102,13 +102,13 @@ impl<'a> ClusterModel<'a> {
     fn deal(&mut self) {
         self.roster = self.members.roster();
         let eligible = self.placing.eligible(&self.roster);
-        self.owners.clear();
+        self.ranked.clear();
         let mut left = self.settings.pieces();
         for file in &self.files {
             let pieces = left.min(PIECES_OF_A_FILE);
             left -= pieces;
             let owners = FileOwners::of(&self.roster, eligible.clone(), *file, pieces);
-            self.owners.extend((0..pieces).map(|index| owners.owners(&self.roster, index)));
+            self.ranked.extend((0..pieces).map(|index| owners.ranked(&self.roster, index)));
         }
     }
 
@@ -254,9 +254,9 @@ impl<'a> ClusterModel<'a> {
     fn begin(&mut self, number: NodeNumber, range: RangeNumber, for_job: bool, stands_in: bool) {
         let key = self.key(range);
         let node = &mut self.nodes[number as usize];
-        let owners: &[u32] = if self.placing.asks(&node.id) { self.owners[range as usize].as_slice() } else { &[] };
+        let ranked: &[u32] = if self.placing.asks(&node.id) { self.ranked[range as usize].as_slice() } else { &[] };
         let unsettled = stands_in || node.is_unsettled(self.now);
-        let asking = Asking::begin(self.now, &node.id, key, &self.roster, owners, unsettled, !for_job);
+        let asking = Asking::begin(self.now, &node.id, key, &self.roster, ranked, unsettled, !for_job);
         let open = SmallVec::new();
         let errands =
             Errands { asking, attempt: 0, open, for_job, for_others: !for_job, from_pool: false, waiting: Vec::new() };
@@ -317,7 +317,7 @@ impl<'a> ClusterModel<'a> {
         let ask =
             PeerAsk { from, key: self.key(range), version: self.version.clone(), purpose: errand.purpose, passed };
         let ids: SmallVec<[NodeId; 3]> =
-            self.owners[range as usize].iter().map(|seat| self.roster.member(*seat).id.clone()).collect();
+            owners_of(&self.ranked[range as usize]).iter().map(|seat| self.roster.member(*seat).id.clone()).collect();
         let may_give = self.placing.gives_to(&self.nodes[errand.peer as usize].member, &ask.from);
         let readers_give = self.placing.readers_give();
         let peer = &mut self.nodes[errand.peer as usize];

@@ -89,7 +89,7 @@ fn dedicated_nodes_read_the_pool_for_all() {
 #[test]
 fn large_data_sets_have_large_pieces() {
     let large = ClusterSettings { nodes: 1000, dataset_bytes: 1_000_000_000_000, ..settings(ClusterScenario::Storm) };
-    assert!(large.pieces() * 1000 <= READS_MAX && large.pieces() > 400, "{}", large.pieces());
+    assert!(large.pieces() * 1000 <= READS_MAX && large.pieces() > 200, "{}", large.pieces());
     assert!(large.unique_bytes() >= large.dataset_bytes);
     assert_eq!(settings(ClusterScenario::Storm).piece_bytes(), RANGE_BYTES);
 }
