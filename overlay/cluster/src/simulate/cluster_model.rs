@@ -46,6 +46,8 @@ pub struct ClusterModel<'a> {
     timeline: Timeline,
     /// Jobs that have not ended.
     jobs_left: u32,
+    /// Bytes that have left the pool; `pool.bytes` are those that were asked of it.
+    pool_sent: u64,
     peer_bytes: u64,
     hedges: u64,
 }
@@ -90,6 +92,7 @@ impl<'a> ClusterModel<'a> {
             version: "1".into(),
             timeline: Timeline::new(pieces * u64::from(settings.nodes)),
             jobs_left: settings.nodes,
+            pool_sent: 0,
             peer_bytes: 0,
             hedges: 0,
         };
@@ -176,6 +179,7 @@ impl<'a> ClusterModel<'a> {
             }
             Event::Delivered { errand, began, peer_life } => self.delivered(errand, began, peer_life),
             Event::PoolSent { node, range, life } => {
+                self.pool_sent += self.piece_bytes;
                 if self.nodes[node as usize].life == life {
                     let arrived = self.nodes[node as usize].into.receive(self.now, self.piece_bytes);
                     self.queue.push(arrived, Event::PoolDelivered { node, range, life });
@@ -240,7 +244,7 @@ impl<'a> ClusterModel<'a> {
     }
 
     fn has_read(&mut self, number: NodeNumber) {
-        let copies = self.pool.bytes as f64 / (self.settings.unique_bytes()) as f64;
+        let copies = self.pool_sent as f64 / (self.settings.unique_bytes()) as f64;
         self.timeline.note(self.now, copies);
         let node = &mut self.nodes[number as usize];
         node.read += 1;

@@ -31,8 +31,9 @@ fn chart(
     outcomes: &[ClusterOutcome],
     value: fn(&ClusterProgress) -> f64,
 ) -> Result<(), Box<dyn Error>> {
-    let points = || outcomes.iter().flat_map(|outcome| outcome.timeline.points());
-    let end = points().map(|progress| progress.at.as_secs_f64()).fold(0.001, f64::max);
+    // What slow nodes read after all others is cut off: it would leave no room for the others.
+    let ends = outcomes.iter().flat_map(|outcome| [outcome.all, outcome.bound]);
+    let end = ends.map(|time| time.as_secs_f64() * 1.05).fold(0.001, f64::max);
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 20))
         .margin(12)
@@ -42,7 +43,8 @@ fn chart(
     chart.configure_mesh().x_desc("seconds").light_line_style(TRANSPARENT).draw()?;
     for (at, outcome) in outcomes.iter().enumerate() {
         let style = Palette99::pick(at).to_rgba().stroke_width(2);
-        let line = outcome.timeline.points().iter().map(|progress| (progress.at.as_secs_f64(), value(progress)));
+        let points = outcome.timeline.points().iter().map(|progress| (progress.at.as_secs_f64(), value(progress)));
+        let line = points.take_while(|(seconds, _)| *seconds <= end);
         chart
             .draw_series(LineSeries::new(line, style))?
             .label(outcome.settings.scenario.as_str())
@@ -52,7 +54,7 @@ fn chart(
     if let Some(bound) = outcomes.iter().map(|outcome| outcome.bound.as_secs_f64()).reduce(f64::max) {
         let style = BLACK.stroke_width(1);
         chart
-            .draw_series(LineSeries::new([(bound.min(end), 0.0), (bound.min(end), top)], style))?
+            .draw_series(LineSeries::new([(bound, 0.0), (bound, top)], style))?
             .label("bound")
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
     }
