@@ -3,6 +3,7 @@
 mod batch;
 mod policy;
 mod scratch;
+mod serve;
 mod simulate;
 mod view;
 
@@ -19,6 +20,7 @@ pub use batch::{
 };
 pub use policy::PolicyCommand;
 pub use scratch::{ScratchCommand, ScratchCreateArgs};
+pub use serve::{AccessLogFormat, ServeArgs, SignUrlArgs};
 pub use simulate::{EvictionArgs, SimulateClusterArgs, SimulateCommand};
 pub use view::{ViewArgs, ViewCommand};
 
@@ -41,6 +43,10 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount. Changes that are not in the pool yet stay in the fast pool until the next mount.
     Umount(UmountArgs),
+    /// Serve a pool over HTTP as a cache node, read-only, until SIGTERM.
+    Serve(ServeArgs),
+    /// Sign a URL of a cache node, so that whoever has it may read the file for a while.
+    SignUrl(SignUrlArgs),
     /// Show the mounts: pool, space, dirty and resident files.
     Status {
         /// Show only the mount that this path lies in.

@@ -16,6 +16,7 @@ mod processes;
 mod profile;
 mod run;
 mod scratch;
+mod serve;
 mod simulate;
 mod slurm;
 mod status;
@@ -33,6 +34,8 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
     let exit = match command {
         Command::Run(args) => return run::run(args, output),
         Command::Mount(args) => mount::run(args, output),
+        Command::Serve(args) => serve::run(args, output),
+        Command::SignUrl(args) => serve::sign(&args, output),
         Command::Umount(args) => umount::run(&args, output),
         Command::Status { path } => status::run(path.as_deref(), output),
         Command::Stage(args) => transfer::stage(args, output),

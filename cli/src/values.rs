@@ -112,6 +112,15 @@ fn unescaped(text: &str) -> Vec<u8> {
     out
 }
 
+/// A name that can stand in a path.
+pub fn name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match text.chars().all(plain) && !text.is_empty() && !text.starts_with('.') && text.len() <= 64 {
+        true => Ok(text.to_owned()),
+        false => Err("up to 64 letters, digits, `-`, `_` and `.`, and no `.` at the beginning".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

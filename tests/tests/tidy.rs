@@ -28,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
         "overlay/daemon",
         &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "serve", "system"],
     ),
-    ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "slurm", "system"]),
+    ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "serve", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),
 ];

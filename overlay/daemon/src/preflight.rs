@@ -93,14 +93,19 @@ pub fn prepare(plan: &MountPlan) -> Result<(), Failure> {
             .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
         registry::Runtime::of(mountpoint).remove();
     }
-    for dir in &plan.to_create {
+    create_storage(&plan.config, &plan.to_create)
+}
+
+/// Creates the fast directories that do not exist yet, and takes possession of all of them.
+pub(super) fn create_storage(config: &MountConfig, to_create: &[PathBuf]) -> Result<(), Failure> {
+    for dir in to_create {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(dir)
             .map_err(|e| Failure::io(format!("cannot create fast directory {}", dir.display()), &e))?;
     }
-    plan.config.fast.iter().try_for_each(|dir| {
+    config.fast.iter().try_for_each(|dir| {
         // `guard::take` comes first: the probe file of `writable` would follow a link that another user put there.
         guard::take(dir)?;
         writable(dir)

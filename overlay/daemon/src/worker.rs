@@ -51,17 +51,22 @@ fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     let collector = Collector::start().map_err(failed)?;
     capabilities::give_up();
     confined();
+    let rt = tokio_runtime()?;
+    let outcome = rt.block_on(serve(&runtime, &state, device, collector));
+    rt.shutdown_background();
+    outcome
+}
+
+/// Returns the engine's runtime.
+pub(super) fn tokio_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let rt = tokio::runtime::Builder::new_multi_thread()
+    tokio::runtime::Builder::new_multi_thread()
         .worker_threads(cores.min(ENGINE_THREADS))
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_name("forebay")
         .enable_all()
         .build()
-        .map_err(failed)?;
-    let outcome = rt.block_on(serve(&runtime, &state, device, collector));
-    rt.shutdown_background();
-    outcome
+        .map_err(|e| Failure::io("cannot start threads", &e))
 }
 
 async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector: Collector) -> Result<(), Failure> {
@@ -240,7 +245,7 @@ fn attach(runtime: &Runtime) -> Result<Attach, Failure> {
 }
 
 /// Raises the limit of open files as far as the administrator allows: every open resident file holds a descriptor.
-fn raise_descriptor_limit() {
+pub(super) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

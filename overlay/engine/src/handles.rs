@@ -262,7 +262,7 @@ impl Overlay {
 
 impl Inner {
     /// Reads from a content file: immediately if the page cache has the data, else through the content I/O.
-    async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
+    pub async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
         match content_io::read_now(&content.file, offset, len) {
             Some(data) => Ok(data),
             None => self.io.read_at(content.file.clone(), offset, len).await,

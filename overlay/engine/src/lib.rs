@@ -23,6 +23,7 @@
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
 //! | `node`, `shares` | inodes in memory; shares of users |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
+//! | `served` | files for front ends without a kernel: by path, with a user's rights, under one version |
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
 //! | `background` | the tasks that run without a request |
@@ -48,6 +49,7 @@ mod policies;
 pub(crate) mod rights;
 pub mod salvage;
 mod scratch;
+mod served;
 mod set_id;
 mod shares;
 mod space;
@@ -84,6 +86,7 @@ pub use forebay_cache::{Content, content_io};
 pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
+pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
 pub use shares::{Shares, UserSlot};
 pub use staging::{parse_path, summary};
 pub(crate) use txn::Txn;

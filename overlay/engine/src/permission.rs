@@ -1,5 +1,5 @@
-//! What a user may do in a directory. The kernel checks each request that comes through the mount. This is for requests
-//! of the control socket that act for a user.
+//! What a user may do in a directory, and whether it may read a file. The kernel checks each request that comes through the
+//! mount. This is for requests of the control socket and of HTTP clients, which act for a user.
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
@@ -7,6 +7,8 @@ use super::{Inner, Ino};
 use crate::acl::{self, Acl};
 use crate::coherence::Age;
 
+/// To read a file, or the names of a directory.
+pub(crate) const READ: u32 = 4;
 /// To look up names in a directory.
 pub(crate) const SEARCH: u32 = 1;
 /// To make and remove names in a directory.
@@ -14,12 +16,13 @@ pub(crate) const CHANGE: u32 = 2 | SEARCH;
 
 /// A user, with all of its groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct UserGroups {
+pub struct UserGroups {
     pub uid: u32,
     pub groups: Vec<u32>,
 }
 
-/// The kernel's `acl_permission_check` of a directory with this mode, owner and access ACL. Root may do everything.
+/// The kernel's `acl_permission_check` of an inode with this mode, owner and access ACL. Root may do all
+/// of this.
 pub(crate) fn allows(mode: u32, (owner, group): (u32, u32), acl: Option<&Acl>, user: &UserGroups, wanted: u32) -> bool {
     let bits = match acl {
         _ if user.uid == 0 => return true,
@@ -32,22 +35,26 @@ pub(crate) fn allows(mode: u32, (owner, group): (u32, u32), acl: Option<&Acl>, u
 }
 
 impl Inner {
-    /// Checks that a user has these permissions in a directory.
+    /// Checks that a user has these permissions in a directory, or on a file.
     ///
     /// # Errors
     /// `PermissionDenied`.
-    pub(crate) async fn check_allowed(&self, dir: Ino, user: &UserGroups, wanted: u32) -> Result<()> {
-        self.revalidate(dir, Age::Metadata).await?;
-        let acl = match self.xattr(dir, acl::ACCESS).await? {
+    pub(crate) async fn check_allowed(&self, ino: Ino, user: &UserGroups, wanted: u32) -> Result<()> {
+        self.revalidate(ino, Age::Metadata).await?;
+        let acl = match self.xattr(ino, acl::ACCESS).await? {
             Some(value) => Acl::parse(&value)?,
             None => None,
         };
-        let (mode, owner) = self.mode_and_owner(dir)?;
+        let (mode, owner) = self.mode_and_owner(ino)?;
         if allows(mode, owner, acl.as_ref(), user, wanted) {
             return Ok(());
         }
-        let verb = if wanted == SEARCH { "search" } else { "write to" };
-        let what = format!("{}: user {} may not {verb} this directory", self.display(dir), user.uid);
+        let verb = match wanted {
+            SEARCH => "search this directory",
+            READ => "read this",
+            _ => "write to this directory",
+        };
+        let what = format!("{}: user {} may not {verb}", self.display(ino), user.uid);
         Err(Error::new(ErrorKind::PermissionDenied, Side::Application, what))
     }
 

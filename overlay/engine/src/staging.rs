@@ -375,7 +375,7 @@ impl Overlay {
 
     /// Returns the inode that a path names. If names must be fresh, the pool is asked again for a name that is cached
     /// as absent: another client may have just created it.
-    async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
+    pub(crate) async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
         let (Ask::Names(age) | Ask::Contents(age, _)) = ask else { return self.resolve(path).await };
         let mut at = Ino::ROOT;
         for name in path.components() {

@@ -10,7 +10,24 @@ use futures::stream::BoxStream;
 use http_body::{Frame, SizeHint};
 
 /// The body of a response.
-pub struct Body(Inner);
+pub struct Body {
+    inner: Inner,
+    count: Option<Count>,
+}
+
+/// Counts the bytes of a body, and tells the sum when the body ends, sent or not.
+struct Count {
+    bytes: u64,
+    tell: Option<Box<dyn FnOnce(u64) + Send>>,
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        if let Some(tell) = self.tell.take() {
+            tell(self.bytes);
+        }
+    }
+}
 
 enum Inner {
     /// All at once.
@@ -21,28 +38,50 @@ enum Inner {
 
 impl Body {
     pub fn empty() -> Self {
-        Self(Inner::Full(None))
+        Inner::Full(None).into()
+    }
+
+    /// A body that is there as a whole.
+    pub fn full(bytes: Bytes) -> Self {
+        Inner::Full((!bytes.is_empty()).then_some(bytes)).into()
     }
 
     /// A body of pieces whose sum is `length`; `None` if it is not known.
     pub fn pieces(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static, length: Option<u64>) -> Self {
-        Self(Inner::Pieces { pieces: Box::pin(pieces), left: length })
+        Inner::Pieces { pieces: Box::pin(pieces), left: length }.into()
+    }
+
+    /// The same body. When it ends, `tell` gets the number of bytes that the connection took.
+    pub fn counted(self, tell: impl FnOnce(u64) + Send + 'static) -> Self {
+        Self { count: Some(Count { bytes: 0, tell: Some(Box::new(tell)) }), ..self }
     }
 }
 
-impl<T: Into<Bytes>> From<T> for Body {
-    fn from(bytes: T) -> Self {
-        let bytes = bytes.into();
-        Self(Inner::Full((!bytes.is_empty()).then_some(bytes)))
+impl From<Inner> for Body {
+    fn from(inner: Inner) -> Self {
+        Self { inner, count: None }
     }
 }
+
+macro_rules! from_bytes {
+    ($($whole:ty),*) => {$(
+        impl From<$whole> for Body {
+            fn from(bytes: $whole) -> Self {
+                Self::full(bytes.into())
+            }
+        }
+    )*};
+}
+
+from_bytes!(Bytes, Vec<u8>, String, &'static str, &'static [u8]);
 
 impl http_body::Body for Body {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        let next = match &mut this.inner {
             Inner::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Inner::Pieces { pieces, left } => match pieces.as_mut().poll_next(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
@@ -53,18 +92,22 @@ impl http_body::Body for Body {
                 Poll::Ready(None) => Poll::Ready(None),
                 Poll::Pending => Poll::Pending,
             },
+        };
+        if let (Poll::Ready(Some(Ok(frame))), Some(count)) = (&next, &mut this.count) {
+            count.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
         }
+        next
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.inner {
             Inner::Full(bytes) => bytes.is_none(),
             Inner::Pieces { left, .. } => *left == Some(0),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.inner {
             Inner::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Inner::Pieces { left: Some(left), .. } => SizeHint::with_exact(*left),
             Inner::Pieces { left: None, .. } => SizeHint::default(),

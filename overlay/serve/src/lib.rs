@@ -4,12 +4,27 @@
 //! |---|---|
 //! | `listener` | accepts connections, with TLS or without; limits; ends in good order |
 //! | `transport` | a connection that sends mapped content by `sendfile(2)`, and ends if its client takes nothing |
+//! | `tls` | the certificate that clients see |
 //! | `body` | the bodies of responses |
+//! | `content` | the pool's files: ranges, conditions, directories, what stays open |
+//! | `cache_node` | content for any client: rates, health, purge and prefetch |
+//! | `access` | who may read what: bearer tokens, signed URLs |
+//! | `access_log` | the log of requests |
 
+mod access;
+mod access_log;
 mod body;
+mod cache_node;
+mod content;
 mod listener;
+mod tls;
 mod transport;
 
+pub use access::Access;
+pub use access_log::{AccessLog, LogFormat};
 pub use body::Body;
+pub use cache_node::{CacheNode, CacheNodeOptions};
+pub use content::{ContentOptions, RequestPath, parse};
 pub use listener::{Client, Door, Listener, ListenerLimits};
-pub use transport::{Mapped, Windows};
+pub use tls::Certificate;
+pub use transport::{Lender, Mapped, Windows};

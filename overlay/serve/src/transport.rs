@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -50,6 +51,11 @@ impl Mapped {
     }
 }
 
+/// What keeps a mapping, and with it the content file, as it is.
+pub trait Lender: Send + Sync + 'static {
+    fn mapped(&self) -> Option<&Mapped>;
+}
+
 /// The mapped bodies that a connection is about to send.
 #[derive(Clone, Default)]
 pub struct Windows(Arc<Mutex<Vec<Window>>>);
@@ -62,14 +68,14 @@ struct Window {
 }
 
 impl Windows {
-    /// Returns a part of a mapped file as a body. `None` if the part is not inside the mapping.
-    pub fn lend(&self, mapped: &Arc<Mapped>, offset: u64, bytes: u64) -> Option<Bytes> {
+    /// Returns a part of a mapped file as a body. `None` if nothing is mapped, or the part is not inside the mapping.
+    pub fn lend<T: Lender>(&self, lender: &Arc<T>, offset: u64, bytes: u64) -> Option<Bytes> {
+        let mapped = lender.mapped()?;
         let start = usize::try_from(offset).ok()?;
-        let part = mapped.map.get(start..start.checked_add(usize::try_from(bytes).ok()?)?)?;
-        let window = Window { from: part.as_ptr() as usize, bytes: part.len(), file: mapped.file.clone(), offset };
-        let lent = Lent { windows: self.clone(), mapped: mapped.clone(), start, bytes: part.len() };
-        self.0.lock().push(window);
-        Some(Bytes::from_owner(lent))
+        let range = start..start.checked_add(usize::try_from(bytes).ok()?)?;
+        let from = mapped.map.get(range.clone())?.as_ptr() as usize;
+        self.0.lock().push(Window { from, bytes: range.len(), file: mapped.file.clone(), offset });
+        Some(Bytes::from_owner(Lent { windows: self.clone(), lender: lender.clone(), range, from }))
     }
 
     /// Returns the file that a buffer stands for, with the offset in it.
@@ -82,25 +88,25 @@ impl Windows {
 }
 
 /// A body that stands for a part of a file.
-struct Lent {
+struct Lent<T: Lender> {
     windows: Windows,
-    mapped: Arc<Mapped>,
-    start: usize,
-    bytes: usize,
+    lender: Arc<T>,
+    range: Range<usize>,
+    from: usize,
 }
 
-impl AsRef<[u8]> for Lent {
+impl<T: Lender> AsRef<[u8]> for Lent<T> {
     fn as_ref(&self) -> &[u8] {
-        &self.mapped.map[self.start..self.start + self.bytes]
+        self.lender.mapped().and_then(|mapped| mapped.map.get(self.range.clone())).unwrap_or_default()
     }
 }
 
-impl Drop for Lent {
+impl<T: Lender> Drop for Lent<T> {
     fn drop(&mut self) {
-        let from = self.as_ref().as_ptr() as usize;
         let mut windows = self.windows.0.lock();
         // The same part may be lent twice: each of them takes one away.
-        if let Some(at) = windows.iter().position(|window| (window.from, window.bytes) == (from, self.bytes)) {
+        let same = |window: &Window| (window.from, window.bytes) == (self.from, self.range.len());
+        if let Some(at) = windows.iter().position(same) {
             windows.swap_remove(at);
         }
     }

@@ -1,0 +1,313 @@
+//! A cache node: the engine behind HTTP, without a mount, in one process. It is registered like a mount, under a path that
+//! does not exist ([`ROOT`]), so that `status`, `stage`, `evict` and the other commands reach it.
+
+use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::{Overlay, UserGroups};
+use forebay_jobs::Jobs;
+use forebay_serve::{
+    Access, AccessLog, CacheNode, CacheNodeOptions, Certificate, ContentOptions, Listener, ListenerLimits, LogFormat,
+};
+use forebay_system::identity;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::config::MountConfig;
+use super::registry::{MountState, Phase, Process, Runtime, now_unix};
+use super::server::{Facts, Server};
+use super::{Failure, FailureKind, capabilities, confinement, preflight, registry, worker};
+
+/// Where cache nodes are registered: a node named `n` stands for the paths below `/forebay/n`.
+pub const ROOT: &str = "/forebay";
+/// The first descriptor that systemd passes to a service (`sd_listen_fds(3)`).
+const PASSED_FROM: i32 = 3;
+
+/// The options of a cache node.
+#[derive(Debug, Clone)]
+pub struct CacheNodeConfig {
+    /// Pool, fast pool, limit and policy. Its mountpoint is the node's path below [`ROOT`].
+    pub mount: MountConfig,
+    /// Addresses to listen on; none if the sockets were passed by systemd.
+    pub listen: Vec<SocketAddr>,
+    /// Files of the certificate chain and of its key.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    pub access: Option<PathBuf>,
+    /// The user whose rights clients have.
+    pub user: String,
+    pub listings: bool,
+    pub rate: Option<NonZeroU32>,
+    pub stale_while_revalidate: Duration,
+    pub log: Option<(PathBuf, LogFormat)>,
+    pub connections: Option<usize>,
+}
+
+/// A cache node that serves.
+#[derive(Debug, Clone)]
+pub struct CacheNodeReady {
+    pub path: PathBuf,
+    pub addresses: Vec<SocketAddr>,
+    /// What an operator should know, such as that everyone on the network may read.
+    pub notes: Vec<String>,
+}
+
+/// What is read again when the node is asked to reload.
+struct Reloaded {
+    access: Option<PathBuf>,
+    tls: Option<(PathBuf, PathBuf, Arc<Certificate>)>,
+}
+
+/// Checks a node and completes its configuration. Changes nothing. Returns the fast directories to create.
+fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
+    let path = &config.mount.mountpoint;
+    if let Some(entry) = registry::entries().into_iter().find(|e| e.mountpoint() == path && e.worker_alive()) {
+        let pid = entry.state.supervisor.pid;
+        return Err(Failure::new(FailureKind::Busy, format!("the cache node {} is running (pid {pid})", path.display()))
+            .remedy("choose another --name"));
+    }
+    config.mount.read_only = true;
+    preflight::storage(&mut config.mount)
+}
+
+/// Serves until a signal asks to end. `confined` is called once this process has given up what it does not need, and
+/// `on_ready` when requests are answered.
+///
+/// # Errors
+/// Names what is wrong: the pool, the fast pool, an address, a file, the user.
+pub fn run(
+    mut config: CacheNodeConfig,
+    confined: impl FnOnce(),
+    on_ready: impl FnOnce(&CacheNodeReady),
+) -> Result<(), Failure> {
+    let to_create = check(&mut config)?;
+    let user = user(&config.user)?;
+    let access = access(config.access.as_deref())?;
+    let certificate = match &config.tls {
+        Some((chain, key)) => Some(Certificate::read(chain, key).map_err(Failure::usage)?),
+        None => None,
+    };
+    let log = match &config.log {
+        Some((file, format)) => Some(
+            AccessLog::open(file, *format).map_err(|e| Failure::io(format!("access log {}", file.display()), &e))?,
+        ),
+        None => None,
+    };
+    let sockets = sockets(&config.listen)?;
+    let notes = notes(&config, &sockets);
+    preflight::create_storage(&config.mount, &to_create)?;
+    let runtime = Runtime::of(&config.mount.mountpoint);
+    let _lock = runtime.claim()?;
+    runtime.clear();
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    worker::raise_descriptor_limit();
+    capabilities::give_up();
+    confinement::confine();
+    confined();
+    let rt = worker::tokio_runtime()?;
+    let options = CacheNodeOptions {
+        content: ContentOptions {
+            user,
+            listings: config.listings,
+            stale_while_revalidate: config.stale_while_revalidate,
+        },
+        access,
+        rate: config.rate,
+        log,
+    };
+    let outcome = rt.block_on(serve(&runtime, config, (sockets, certificate), options, notes, on_ready));
+    runtime.remove();
+    rt.shutdown_background();
+    outcome
+}
+
+async fn serve(
+    runtime: &Runtime,
+    config: CacheNodeConfig,
+    (sockets, certificate): (Vec<TcpListener>, Option<Arc<Certificate>>),
+    options: CacheNodeOptions,
+    notes: Vec<String>,
+    on_ready: impl FnOnce(&CacheNodeReady),
+) -> Result<(), Failure> {
+    let mount = &config.mount;
+    let mut signals = NodeSignals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
+    let overlay = worker::open(mount, worker::policy(mount)?, false).await?;
+    let jobs = Jobs::start(overlay.clone());
+    register(runtime, mount)?;
+    let path = mount.mountpoint.display().to_string();
+    overlay.set_mount(&path, false);
+    let clients = control(runtime, mount, &overlay, &jobs)?;
+    let ending = CancellationToken::new();
+    let node = CacheNode::new(overlay.clone(), options, ending.clone());
+    let mut limits = ListenerLimits::default();
+    limits.connections = config.connections.unwrap_or(limits.connections);
+    let tls = certificate.as_ref().map(Certificate::config).transpose().map_err(Failure::usage)?;
+    let mut listeners = tokio::task::JoinSet::new();
+    let mut addresses = Vec::new();
+    for socket in sockets {
+        let listener = Listener::new(socket, tls.clone(), limits.clone())
+            .and_then(|listener| Ok((listener.address()?, listener)))
+            .map_err(|e| Failure::io("cannot listen", &e))?;
+        addresses.push(listener.0);
+        listeners.spawn(listener.1.serve(node.clone(), ending.clone()));
+    }
+    super::offline::remember(mount);
+    tracing::info!("{path} serves {}", mount.pool);
+    on_ready(&CacheNodeReady { path: mount.mountpoint.clone(), addresses, notes });
+    let reloaded = Reloaded {
+        access: config.access.clone(),
+        tls: config.tls.clone().zip(certificate).map(|((chain, key), held)| (chain, key, held)),
+    };
+    while signals.asks_to_reload().await {
+        reload(&node, &reloaded);
+    }
+    tracing::info!("{path} ends: it accepts no further connections");
+    ending.cancel();
+    // A second signal ends it at once.
+    tokio::select! {
+        _ = async { while listeners.join_next().await.is_some() {} } => {}
+        () = signals.end() => {}
+    }
+    drop(clients);
+    jobs.shutdown().await.map_err(Failure::from)
+}
+
+fn control(runtime: &Runtime, mount: &MountConfig, overlay: &Overlay, jobs: &Jobs) -> Result<Server, Failure> {
+    let facts = Facts {
+        mountpoint: mount.mountpoint.display().to_string(),
+        no_passthrough: Box::new(|| Some("there is no mount: files are served over HTTP".to_owned())),
+        runtime: runtime.clone(),
+        pool: mount.pool.clone(),
+    };
+    let socket = runtime.socket();
+    Server::start(&socket, overlay.clone(), jobs.clone(), facts)
+        .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))
+}
+
+fn register(runtime: &Runtime, mount: &MountConfig) -> Result<(), Failure> {
+    let state = MountState {
+        version: env!("CARGO_PKG_VERSION").into(),
+        command: format!("forebay serve {} --fast ...", mount.pool),
+        config: mount.clone(),
+        supervisor: Process::current(),
+        worker: Some(Process::current()),
+        phase: Phase::Serving,
+        since_unix: now_unix(),
+        restarts: 0,
+        last_exit: None,
+    };
+    runtime.save(&state).map_err(|e| Failure::io(format!("cannot write the state in {}", runtime.dir().display()), &e))
+}
+
+/// Reads files again. What is wrong with one of them is told, and the rest goes on as before.
+fn reload(node: &CacheNode, reloaded: &Reloaded) {
+    match access(reloaded.access.as_deref()) {
+        Ok(access) => node.reload(access),
+        Err(failure) => tracing::error!("not reloaded: {failure}"),
+    }
+    if let Some((chain, key, certificate)) = &reloaded.tls
+        && let Err(why) = certificate.reload(chain, key)
+    {
+        tracing::error!("not reloaded: {why}");
+    }
+    tracing::info!("reloaded");
+}
+
+fn access(file: Option<&Path>) -> Result<Access, Failure> {
+    file.map_or(Ok(Access::default()), |file| Access::read(file).map_err(Failure::usage))
+}
+
+/// Returns a user by name or number, with its groups.
+fn user(name: &str) -> Result<UserGroups, Failure> {
+    let uid = name.parse().ok().or_else(|| identity::user_named(name));
+    let uid = uid.ok_or_else(|| {
+        Failure::usage(format!("--user {name}: there is no such user")).remedy("a name, or a number, of a user")
+    })?;
+    let groups = identity::groups_of(uid).map_err(|e| Failure::io(format!("groups of user {name}"), &e))?;
+    Ok(UserGroups { uid, groups })
+}
+
+/// Returns the sockets that systemd passed, or binds the addresses.
+fn sockets(listen: &[SocketAddr]) -> Result<Vec<TcpListener>, Failure> {
+    let passed = passed_sockets()?;
+    if !passed.is_empty() {
+        return Ok(passed);
+    }
+    let bind = |address: &SocketAddr| {
+        TcpListener::bind(address).map_err(|e| {
+            let failure = Failure::given(format!("cannot listen on {address}"), &e);
+            failure.remedy("--listen ADDRESS:PORT, an address of this machine and a port that no process uses")
+        })
+    };
+    listen.iter().map(bind).collect()
+}
+
+/// Takes the sockets of socket activation.
+fn passed_sockets() -> Result<Vec<TcpListener>, Failure> {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
+    let (Some(pid), Some(count)) = (number("LISTEN_PID"), number("LISTEN_FDS")) else { return Ok(Vec::new()) };
+    if u32::try_from(pid) != Ok(std::process::id()) {
+        return Ok(Vec::new());
+    }
+    let mut sockets = Vec::new();
+    for fd in (PASSED_FROM..).take(usize::try_from(count).unwrap_or(0)) {
+        // SAFETY: the service manager passed this descriptor to this process, and nothing else uses it.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let is_tcp = rustix::net::sockopt::socket_type(&socket).is_ok_and(|kind| kind == rustix::net::SocketType::STREAM);
+        if !is_tcp {
+            return Err(Failure::usage(format!("LISTEN_FDS: descriptor {fd} is no TCP socket")));
+        }
+        sockets.push(TcpListener::from(socket));
+    }
+    Ok(sockets)
+}
+
+fn notes(config: &CacheNodeConfig, sockets: &[TcpListener]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let beyond = sockets.iter().filter_map(|s| s.local_addr().ok()).find(|address| !address.ip().is_loopback());
+    if let Some(address) = beyond {
+        match (&config.access, &config.tls) {
+            (None, _) => notes.push(format!(
+                "everyone who reaches {address} may read what user {} may read: --access FILE restricts it",
+                config.user
+            )),
+            (Some(_), None) => {
+                notes.push(format!("tokens reach {address} in the clear: --tls-cert and --tls-key encrypt them"));
+            }
+            _ => {}
+        }
+    }
+    notes
+}
+
+struct NodeSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl NodeSignals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for a signal. Returns whether it asks to reload; otherwise it asks to end.
+    async fn asks_to_reload(&mut self) -> bool {
+        tokio::select! {
+            _ = self.terminate.recv() => false,
+            _ = self.interrupt.recv() => false,
+            _ = self.hangup.recv() => true,
+        }
+    }
+
+    async fn end(&mut self) {
+        while self.asks_to_reload().await {}
+    }
+}

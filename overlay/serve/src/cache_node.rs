@@ -1,0 +1,244 @@
+//! The cache node: content, who may read it, and how often; health; purge and prefetch.
+
+mod management;
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use forebay_engine::Overlay;
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use http::header::{self, HeaderValue};
+use http::{Method, Request, Response, StatusCode, Version};
+use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
+
+use crate::access::{Access, Verdict};
+use crate::access_log::{AccessLog, LogEntry};
+use crate::body::Body;
+use crate::content::{Content, ContentOptions, METHODS, RequestPath, Wish, parse, reply};
+use crate::listener::{Client, Door};
+use crate::transport::Windows;
+
+/// How often idle files are closed, and clients forgotten that asked nothing for a while.
+const TIDY_EVERY: Duration = Duration::from_secs(2);
+/// Requests of a client at once are no burst up to the number of this many seconds.
+const BURST_SECONDS: u32 = 2;
+/// Network prefix that stands for one IPv6 client: one user has that many addresses.
+const CLIENT_PREFIX_V6: u32 = 64;
+/// Where management begins. No file of a pool has this name.
+const MANAGEMENT: &str = "/.forebay/";
+
+/// How a cache node serves.
+pub struct CacheNodeOptions {
+    pub content: ContentOptions,
+    pub access: Access,
+    /// Requests per second of one client.
+    pub rate: Option<NonZeroU32>,
+    pub log: Option<AccessLog>,
+}
+
+/// A node that serves a pool over HTTP.
+pub struct CacheNode {
+    overlay: Overlay,
+    content: Content,
+    access: ArcSwap<Access>,
+    rates: Option<DefaultKeyedRateLimiter<IpAddr>>,
+    log: Option<AccessLog>,
+    /// The node ends: it is not ready for further requests.
+    ending: CancellationToken,
+}
+
+impl CacheNode {
+    /// Needs a tokio runtime. `ending`: once cancelled, the node says that it is not ready.
+    pub fn new(overlay: Overlay, options: CacheNodeOptions, ending: CancellationToken) -> Arc<Self> {
+        let quota = |rate: NonZeroU32| {
+            Quota::per_second(rate).allow_burst(rate.saturating_mul(NonZeroU32::MIN.saturating_add(BURST_SECONDS - 1)))
+        };
+        let node = Arc::new(Self {
+            content: Content::new(overlay.clone(), options.content),
+            overlay,
+            access: ArcSwap::from_pointee(options.access),
+            rates: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
+            log: options.log,
+            ending,
+        });
+        let tidied = Arc::downgrade(&node);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(TIDY_EVERY).await;
+                let Some(node) = tidied.upgrade() else { return };
+                node.content.tidy();
+                if let Some(rates) = &node.rates {
+                    rates.retain_recent();
+                }
+            }
+        });
+        node
+    }
+
+    /// Replaces who may read, and opens the log again by its name.
+    pub fn reload(&self, access: Access) {
+        self.access.store(Arc::new(access));
+        if let Some(log) = &self.log {
+            log.reopen();
+        }
+    }
+
+    async fn respond(&self, request: &Request<Incoming>, client: &Client, user: &mut Option<String>) -> Response<Body> {
+        let uri = request.uri();
+        let path = uri.path();
+        match path {
+            "/healthz" => return reply::text(StatusCode::OK, "alive"),
+            "/readyz" => return self.ready(),
+            // RFC 9110: about the server as a whole.
+            "*" if request.method() == Method::OPTIONS => return options(),
+            _ => {}
+        }
+        if let Some(rates) = &self.rates
+            && let Err(until) = rates.check_key(&one_client(client.address.ip()))
+        {
+            let wait = until.wait_time_from(governor::clock::Clock::now(&governor::clock::DefaultClock::default()));
+            let mut response = reply::text(StatusCode::TOO_MANY_REQUESTS, "too many requests");
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
+            return response;
+        }
+        if let Some(command) = path.strip_prefix(MANAGEMENT) {
+            return self.manage(command, request, user).await;
+        }
+        if request.method() == Method::OPTIONS {
+            return options();
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut response = reply::text(StatusCode::METHOD_NOT_ALLOWED, "this server is read-only");
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
+            return response;
+        }
+        let parsed = match parse(path) {
+            Ok(parsed) => parsed,
+            Err(why) => return reply::text(StatusCode::BAD_REQUEST, why),
+        };
+        let access = self.access.load();
+        match access.may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()) {
+            Verdict::Allowed { name } => *user = name,
+            refused => return unallowed(&refused),
+        }
+        drop(access);
+        self.send(parsed, request, client).await
+    }
+
+    async fn send(&self, parsed: RequestPath, request: &Request<Incoming>, client: &Client) -> Response<Body> {
+        let is_http1 = matches!(request.version(), Version::HTTP_10 | Version::HTTP_11);
+        let windows: Option<&Windows> = client.windows.as_ref().filter(|_| is_http1);
+        let wish = Wish {
+            method: request.method(),
+            path: request.uri().path(),
+            query: request.uri().query(),
+            headers: request.headers(),
+            windows,
+        };
+        self.content.answer(parsed, wish).await
+    }
+
+    /// Ready: requests can be answered from the fast pool, whether the pool answers or not.
+    fn ready(&self) -> Response<Body> {
+        match self.ending.is_cancelled() {
+            true => reply::text(StatusCode::SERVICE_UNAVAILABLE, "ending"),
+            false => reply::text(StatusCode::OK, "ready"),
+        }
+    }
+}
+
+fn options() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
+    response
+}
+
+fn unallowed(verdict: &Verdict) -> Response<Body> {
+    match verdict {
+        Verdict::Refused(why) => reply::text(StatusCode::FORBIDDEN, why),
+        _ => {
+            let mut response = reply::text(StatusCode::UNAUTHORIZED, "a bearer token or a signed URL is needed");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+        }
+    }
+}
+
+/// The address that stands for one client.
+fn one_client(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let mask = u128::MAX << (128 - CLIENT_PREFIX_V6);
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
+        }
+        v4 => v4,
+    }
+}
+
+impl Door for CacheNode {
+    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Body> {
+        let begun = Instant::now();
+        let mut user = None;
+        let response = self.respond(&request, &client, &mut user).await;
+        let Some(log) = &self.log else { return response };
+        let text = |name| request.headers().get(name).map(|v: &HeaderValue| String::from_utf8_lossy(v.as_bytes()).into_owned());
+        let entry = LogEntry {
+            time: SystemTime::now(),
+            client: client.address.ip(),
+            user,
+            method: request.method().to_string(),
+            // A signature is as good as a token until it expires.
+            target: unsigned(request.uri()),
+            protocol: protocol(request.version()),
+            status: response.status().as_u16(),
+            bytes: 0,
+            duration: Duration::ZERO,
+            referer: text(header::REFERER),
+            agent: text(header::USER_AGENT),
+            cache_status: response.headers().get(reply::CACHE_STATUS).and_then(|v| v.to_str().ok()).map(str::to_owned),
+        };
+        let log = log.clone();
+        response.map(|body| {
+            body.counted(move |bytes| log.note(LogEntry { bytes, duration: begun.elapsed(), ..entry }))
+        })
+    }
+}
+
+fn protocol(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "HTTP/1.0",
+        Version::HTTP_2 => "HTTP/2.0",
+        _ => "HTTP/1.1",
+    }
+}
+
+/// Returns the target of a request, without its signature.
+fn unsigned(uri: &http::Uri) -> String {
+    let Some(query) = uri.query() else { return uri.path().to_owned() };
+    let parts: Vec<&str> = query.split('&').filter(|part| !part.starts_with("signature=")).collect();
+    if parts.is_empty() { uri.path().to_owned() } else { format!("{}?{}", uri.path(), parts.join("&")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_not_logged() {
+        let of = |text: &str| unsigned(&text.parse().unwrap());
+        assert_eq!(of("/a?expires=1&signature=abc&x=y"), "/a?expires=1&x=y");
+        assert_eq!(of("/a?signature=abc"), "/a");
+    }
+
+    #[test]
+    fn one_client_is_an_address_or_a_network_of_its_own() {
+        let of = |text: &str| one_client(text.parse().unwrap()).to_string();
+        assert_eq!(of("::ffff:10.0.0.1"), "10.0.0.1");
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+    }
+}

@@ -1,0 +1,279 @@
+//! The pool's files for any HTTP client: read-only, in the versions that the engine has.
+
+mod conditions;
+mod directory;
+mod open_files;
+mod path;
+mod ranges;
+pub(crate) mod reply;
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use forebay_backends::{Error, ErrorKind, PoolPath};
+use forebay_engine::{Overlay, UserGroups};
+use futures::{StreamExt, stream};
+use http::header::{self, HeaderValue};
+use http::{HeaderMap, Method, Response, StatusCode};
+
+pub use self::path::{RequestPath, parse};
+use self::conditions::Decision;
+use self::open_files::{Found, OpenFile, OpenFiles, Origin};
+use self::ranges::Wanted;
+use crate::body::Body;
+use crate::transport::Windows;
+
+/// The methods that are answered.
+pub(crate) const METHODS: &str = "GET, HEAD, OPTIONS";
+/// Bodies up to this length are one read and one write: a copy of so few bytes costs less than `sendfile`.
+const COPIED_BYTES: u64 = 32 << 10;
+/// One piece of a body that is read.
+const PIECE_BYTES: u32 = 256 << 10;
+/// What a client may keep of a file that never changes: RFC 9111 suggests no more than a year.
+const IMMUTABLE: &str = "public, max-age=31536000, immutable";
+/// When a client may try again if the pool does not answer, in seconds.
+const RETRY_SECONDS: u32 = 5;
+
+/// How content is served.
+#[derive(Debug, Clone)]
+pub struct ContentOptions {
+    /// Clients may read what this user may read.
+    pub user: UserGroups,
+    /// Whether directories are listed.
+    pub listings: bool,
+    /// How long a file is still served after its time is over, while the pool is asked (RFC 5861).
+    pub stale_while_revalidate: Duration,
+}
+
+/// The files of one pool.
+pub struct Content {
+    files: OpenFiles,
+    overlay: Overlay,
+    options: ContentOptions,
+}
+
+/// A GET or HEAD request for a path.
+pub(crate) struct Wish<'a> {
+    pub method: &'a Method,
+    pub path: &'a str,
+    pub query: Option<&'a str>,
+    pub headers: &'a HeaderMap,
+    /// Where a body may be lent to.
+    pub windows: Option<&'a Windows>,
+}
+
+impl Content {
+    /// Needs a tokio runtime.
+    pub fn new(overlay: Overlay, options: ContentOptions) -> Self {
+        let files = OpenFiles::new(overlay.clone(), options.user.clone(), options.stale_while_revalidate);
+        Self { files, overlay, options }
+    }
+
+    pub(crate) async fn answer(&self, parsed: RequestPath, wish: Wish<'_>) -> Response<Body> {
+        let found = match self.files.open(&parsed.path).await {
+            Ok(found) => found,
+            Err(error) => return failed(&error),
+        };
+        match found {
+            Found::File { .. } if parsed.is_directory => reply::text(StatusCode::NOT_FOUND, "no such file"),
+            Found::File { file, origin, confirmed } => self.file(&file, (origin, confirmed), &wish).await,
+            Found::Directory(_) if !self.options.listings => {
+                reply::text(StatusCode::FORBIDDEN, "this is a directory, and directories are not listed")
+            }
+            Found::Directory(_) if !parsed.is_directory => path::with_slash(wish.path, wish.query),
+            Found::Directory(dir) => match self.overlay.list_served(dir, &self.options.user).await {
+                Ok(entries) => directory::page(wish.path, wish.query, wish.headers, &entries),
+                Err(error) => failed(&error),
+            },
+        }
+    }
+
+    /// Closes files that were not used for a while.
+    pub(crate) fn tidy(&self) {
+        self.files.tidy(Instant::now());
+    }
+
+    /// Closes the files at a path and below it: the engine is asked again about them.
+    pub(crate) fn forget_below(&self, path: &PoolPath) {
+        self.files.forget_below(path);
+    }
+
+    async fn file(&self, file: &Arc<OpenFile>, (origin, confirmed): (Origin, Instant), wish: &Wish<'_>) -> Response<Body> {
+        let size = file.served.size;
+        let mut response = Response::new(Body::empty());
+        let headers = response.headers_mut();
+        describe(file, (origin, confirmed), headers);
+        let range = match conditions::decide(wish.headers, &file.etag, file.modified) {
+            Decision::Failed => {
+                *response.status_mut() = StatusCode::PRECONDITION_FAILED;
+                return response;
+            }
+            Decision::NotModified => {
+                *response.status_mut() = StatusCode::NOT_MODIFIED;
+                return response;
+            }
+            Decision::Send { ranges } => ranges.then(|| wish.headers.get(header::RANGE)).flatten(),
+        };
+        let wanted = match range.filter(|_| *wish.method == Method::GET) {
+            Some(range) => ranges::wanted(range, size),
+            None => Wanted::Whole,
+        };
+        let headers = response.headers_mut();
+        let parts = match wanted {
+            Wanted::Whole => {
+                headers.insert(header::CONTENT_TYPE, file.content_type.clone());
+                vec![(Bytes::new(), 0..size)]
+            }
+            Wanted::None => {
+                headers.insert(header::CONTENT_RANGE, reply::value(format!("bytes */{size}")));
+                *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+                return response;
+            }
+            Wanted::One(range) => {
+                headers.insert(header::CONTENT_TYPE, file.content_type.clone());
+                headers.insert(header::CONTENT_RANGE, reply::value(ranges::content_range(&range, size)));
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                vec![(Bytes::new(), range)]
+            }
+            Wanted::Several(ranges) => {
+                let (content_type, parts) = ranges::multipart(&ranges, size, &file.content_type);
+                headers.insert(header::CONTENT_TYPE, content_type);
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                parts
+            }
+        };
+        let length = parts.iter().map(|(head, range)| head.len() as u64 + (range.end - range.start)).sum::<u64>();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        if origin == Origin::Pool {
+            let wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
+            let hit = file.served.was_resident || wanted.clone().all(|range| file.served.has(range));
+            headers.insert(reply::CACHE_STATUS, if hit { reply::CONFIRMED } else { reply::MISS });
+        }
+        if *wish.method == Method::HEAD || length == 0 {
+            return response;
+        }
+        match body(file, parts, length, wish.windows).await {
+            Ok(body) => *response.body_mut() = body,
+            Err(error) => return failed(&error),
+        }
+        response
+    }
+}
+
+/// Sets the headers that describe a version, in all responses about it.
+fn describe(file: &OpenFile, (origin, confirmed): (Origin, Instant), headers: &mut HeaderMap) {
+    headers.insert(header::ETAG, file.etag_value.clone());
+    headers.insert(header::LAST_MODIFIED, file.last_modified.clone());
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    let age = confirmed.elapsed().as_secs();
+    let status = match (file.served.fresh_for, origin) {
+        (None, _) => {
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(IMMUTABLE));
+            reply::HIT
+        }
+        (Some(Duration::ZERO), _) => {
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            reply::CONFIRMED
+        }
+        (Some(ttl), origin) => {
+            headers.insert(header::CACHE_CONTROL, reply::value(format!("max-age={}", ttl.as_secs())));
+            headers.insert(header::AGE, HeaderValue::from(age));
+            match origin {
+                Origin::Stale => reply::STALE,
+                _ => reply::value(format!("forebay; hit; ttl={}", ttl.as_secs().saturating_sub(age))),
+            }
+        }
+    };
+    headers.insert(reply::CACHE_STATUS, status);
+}
+
+/// Returns the body of parts, each with a head. Reads the first bytes before the response begins, so that an error can
+/// still be told.
+async fn body(
+    file: &Arc<OpenFile>,
+    parts: Vec<(Bytes, std::ops::Range<u64>)>,
+    length: u64,
+    windows: Option<&Windows>,
+) -> Result<Body, Error> {
+    if let [(head, range)] = &parts[..]
+        && head.is_empty()
+    {
+        let bytes = range.end - range.start;
+        if bytes > COPIED_BYTES
+            && let Some(lent) = lend(file, range, windows)
+        {
+            return Ok(Body::from(lent));
+        }
+        let first = file.served.read(range.start, bytes.min(PIECE_BYTES.into()) as u32).await?;
+        if first.len() as u64 == bytes {
+            return Ok(Body::from(first));
+        }
+        let rest = range.start + first.len() as u64..range.end;
+        let pieces = stream::iter([Ok(first)]).chain(pieces(file.clone(), rest));
+        return Ok(Body::pieces(pieces, Some(length)));
+    }
+    let (file, windows) = (file.clone(), windows.cloned());
+    let pieces = stream::iter(parts).flat_map(move |(head, range)| {
+        let head = stream::iter((!head.is_empty()).then_some(Ok(head)));
+        let content = match lend(&file, &range, windows.as_ref()) {
+            Some(lent) => stream::iter([Ok(lent)]).boxed(),
+            None => pieces(file.clone(), range).boxed(),
+        };
+        head.chain(content)
+    });
+    Ok(Body::pieces(pieces, Some(length)))
+}
+
+fn lend(file: &Arc<OpenFile>, range: &std::ops::Range<u64>, windows: Option<&Windows>) -> Option<Bytes> {
+    windows?.lend(file, range.start, range.end - range.start)
+}
+
+/// Reads a range piece by piece.
+fn pieces(
+    file: Arc<OpenFile>,
+    range: std::ops::Range<u64>,
+) -> impl futures::Stream<Item = io::Result<Bytes>> + Send + 'static {
+    stream::try_unfold((file, range), |(file, range)| async move {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let bytes = (range.end - range.start).min(PIECE_BYTES.into()) as u32;
+        let piece = file.served.read(range.start, bytes).await.map_err(|error| {
+            tracing::warn!("a response ends early: {error}");
+            io::Error::other(error)
+        })?;
+        if piece.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let rest = range.start + piece.len() as u64..range.end;
+        Ok(Some((piece, (file, rest))))
+    })
+}
+
+/// Returns the response for an error. What the pool said stays in the log.
+pub(crate) fn failed(error: &Error) -> Response<Body> {
+    let (status, why) = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::NameTooLong | ErrorKind::InvalidInput => {
+            (StatusCode::NOT_FOUND, "no such file")
+        }
+        ErrorKind::Os(errno) if errno == rustix::io::Errno::LOOP.raw_os_error() => {
+            (StatusCode::NOT_FOUND, "no such file")
+        }
+        ErrorKind::PermissionDenied | ErrorKind::NotPermitted => (StatusCode::FORBIDDEN, "not allowed"),
+        ErrorKind::Timeout => (StatusCode::GATEWAY_TIMEOUT, "the pool did not answer in time"),
+        ErrorKind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "the pool does not answer"),
+        ErrorKind::Stale | ErrorKind::Busy => (StatusCode::SERVICE_UNAVAILABLE, "the file changes at this moment"),
+        _ => (StatusCode::BAD_GATEWAY, "the pool answered with an error"),
+    };
+    if status.is_server_error() {
+        tracing::warn!("{status}: {error}");
+    }
+    let mut response = reply::text(status, why);
+    if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::GATEWAY_TIMEOUT {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
+    }
+    response
+}

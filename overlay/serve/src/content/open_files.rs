@@ -1,0 +1,287 @@
+//! Files that are open for responses, by path: the next request for a fresh file costs no question to the engine.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
+use forebay_engine::{Ino, Overlay, Served, ServedFile, UserGroups};
+use headers::ETag;
+use http::HeaderValue;
+use lru::LruCache;
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
+use super::directory::time;
+use super::reply;
+use crate::transport::{Lender, Mapped};
+
+/// The most files that stay open although no response uses them: each holds a descriptor, and its content cannot be
+/// evicted.
+const OPEN_MAX: usize = 1024;
+/// The share of the fast pool that these files may hold.
+const OPEN_SHARE: u64 = 8;
+/// How long a file stays open after its last request.
+const IDLE: Duration = Duration::from_secs(10);
+/// Bytes of the tag of a version, in hexadecimal: two versions of one file have the same by chance once in 2^64.
+const TAG_BYTES: usize = 16;
+
+/// An open file, and what each response says of it.
+pub struct OpenFile {
+    pub served: ServedFile,
+    pub etag: ETag,
+    pub etag_value: HeaderValue,
+    /// In whole seconds.
+    pub modified: SystemTime,
+    pub last_modified: HeaderValue,
+    pub content_type: HeaderValue,
+    mapped: OnceLock<Option<Mapped>>,
+}
+
+/// What an answer is based on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The engine was asked now.
+    Pool,
+    /// The file is fresh.
+    Fresh,
+    /// The file is not fresh, and the engine is being asked.
+    Stale,
+}
+
+pub enum Found {
+    /// `confirmed`: when the engine was asked last.
+    File { file: Arc<OpenFile>, origin: Origin, confirmed: Instant },
+    Directory(Ino),
+}
+
+struct Kept {
+    file: Arc<OpenFile>,
+    confirmed: Instant,
+    used: Instant,
+    /// A request is asking the engine again.
+    refreshing: Arc<AtomicBool>,
+}
+
+struct KeptFiles {
+    by_path: LruCache<PoolPath, Kept>,
+    /// The sum of their sizes.
+    bytes: u64,
+}
+
+impl KeptFiles {
+    fn take(&mut self, path: &PoolPath) -> Option<Kept> {
+        let kept = self.by_path.pop(path)?;
+        self.bytes -= kept.file.served.size;
+        Some(kept)
+    }
+
+    fn take_oldest(&mut self) -> Option<Kept> {
+        let (_, kept) = self.by_path.pop_lru()?;
+        self.bytes -= kept.file.served.size;
+        Some(kept)
+    }
+
+    fn put(&mut self, path: PoolPath, kept: Kept) {
+        self.bytes += kept.file.served.size;
+        self.by_path.put(path, kept);
+    }
+}
+
+struct Shared {
+    overlay: Overlay,
+    user: UserGroups,
+    kept: Mutex<KeptFiles>,
+    bytes_max: u64,
+}
+
+pub struct OpenFiles {
+    shared: Arc<Shared>,
+    stale_while_revalidate: Duration,
+}
+
+impl OpenFiles {
+    pub fn new(overlay: Overlay, user: UserGroups, stale_while_revalidate: Duration) -> Self {
+        let bytes_max = overlay.fast_pool().budget.limit() / OPEN_SHARE;
+        let kept = Mutex::new(KeptFiles { by_path: LruCache::unbounded(), bytes: 0 });
+        Self { shared: Arc::new(Shared { overlay, user, kept, bytes_max }), stale_while_revalidate }
+    }
+
+    /// Finds what a path names.
+    ///
+    /// # Errors
+    /// As [`Overlay::open_path`].
+    pub async fn open(&self, path: &PoolPath) -> Result<Found> {
+        let Some((found, refresh)) = self.fresh(path) else { return self.shared.open(path).await };
+        if let Some(refreshing) = refresh {
+            let (shared, path) = (self.shared.clone(), path.clone());
+            tokio::spawn(async move {
+                if let Err(error) = shared.open(&path).await {
+                    tracing::warn!("a file that is not fresh could not be confirmed: {error}");
+                }
+                refreshing.store(false, Ordering::Release);
+            });
+        }
+        Ok(found)
+    }
+
+    /// Returns a file that may be served without asking, and the mark of a refresh that the caller must begin.
+    fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
+        let mut all = self.shared.kept.lock();
+        let kept = all.by_path.get_mut(path)?;
+        let age = kept.confirmed.elapsed();
+        let origin = match kept.file.served.fresh_for {
+            None => Origin::Fresh,
+            Some(fresh_for) if age < fresh_for => Origin::Fresh,
+            Some(fresh_for) if !fresh_for.is_zero() && age < fresh_for + self.stale_while_revalidate => Origin::Stale,
+            Some(_) => return None,
+        };
+        kept.used = Instant::now();
+        let must = origin == Origin::Stale && !kept.refreshing.swap(true, Ordering::AcqRel);
+        let refresh = must.then(|| kept.refreshing.clone());
+        Some((Found::File { file: kept.file.clone(), origin, confirmed: kept.confirmed }, refresh))
+    }
+
+    /// Closes the files at a path and below it.
+    pub fn forget_below(&self, path: &PoolPath) {
+        let mut all = self.shared.kept.lock();
+        let below: Vec<PoolPath> = all.by_path.iter().map(|(at, _)| at).filter(|at| at.starts_with(path)).cloned().collect();
+        let closed: Vec<_> = below.iter().filter_map(|at| all.take(at)).collect();
+        drop(all);
+        drop(closed);
+    }
+
+    /// Closes files that were not used since `IDLE`.
+    pub fn tidy(&self, now: Instant) {
+        let mut closed = Vec::new();
+        let mut all = self.shared.kept.lock();
+        let is_idle = |kept: &Kept| now.saturating_duration_since(kept.used) >= IDLE;
+        while all.by_path.peek_lru().is_some_and(|(_, kept)| is_idle(kept)) {
+            closed.extend(all.take_oldest());
+        }
+        // What a close does must not happen under the lock.
+        drop(all);
+    }
+}
+
+impl Shared {
+    async fn open(&self, path: &PoolPath) -> Result<Found> {
+        let confirmed = Instant::now();
+        let served = match self.overlay.open_path(path, &self.user).await {
+            Ok(Served::File(served)) => served,
+            Ok(Served::Directory(dir)) => {
+                self.forget(path);
+                return Ok(Found::Directory(dir));
+            }
+            Err(error) => {
+                self.forget(path);
+                return Err(error);
+            }
+        };
+        let file = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
+        Ok(Found::File { file, origin: Origin::Pool, confirmed })
+    }
+
+    fn forget(&self, path: &PoolPath) {
+        let gone = self.kept.lock().take(path);
+        drop(gone);
+    }
+
+    /// Keeps a file open. Returns the one to serve: the one that is open already, with its mapping, if it is the same.
+    fn keep(&self, path: &PoolPath, file: Arc<OpenFile>, confirmed: Instant) -> Arc<OpenFile> {
+        let mut closed = Vec::new();
+        let mut all = self.kept.lock();
+        let before = all.take(path);
+        let refreshing = before.as_ref().map(|kept| kept.refreshing.clone()).unwrap_or_default();
+        let file = match &before {
+            Some(kept) if kept.file.is_same(&file) => kept.file.clone(),
+            _ => file,
+        };
+        if file.served.size <= self.bytes_max {
+            all.put(path.clone(), Kept { file: file.clone(), confirmed, used: Instant::now(), refreshing });
+        }
+        while all.by_path.len() > OPEN_MAX || all.bytes > self.bytes_max {
+            let Some(kept) = all.take_oldest() else { break };
+            closed.push(kept);
+        }
+        drop(all);
+        drop((before, closed));
+        file
+    }
+}
+
+impl OpenFile {
+    fn new(served: ServedFile, path: &PoolPath) -> Result<Self> {
+        let text = format!("\"{}\"", tag(&served));
+        let modified = time(served.mtime);
+        let guess = path.name().and_then(|name| std::str::from_utf8(name).ok());
+        let guess = guess.and_then(|name| mime_guess::from_path(name).first_raw());
+        let etag = text.parse().map_err(|_| Error::new(ErrorKind::InvalidInput, Side::Application, text.clone()))?;
+        Ok(Self {
+            etag,
+            etag_value: reply::value(text),
+            modified,
+            last_modified: reply::value(httpdate::fmt_http_date(modified)),
+            content_type: HeaderValue::from_static(guess.unwrap_or("application/octet-stream")),
+            mapped: OnceLock::new(),
+            served,
+        })
+    }
+
+    /// Whether both are the same bytes of the same content file.
+    fn is_same(&self, other: &Self) -> bool {
+        let content = |file: &Self| file.served.resident().map(|content| content.id);
+        content(self).is_some() && content(self) == content(other) && self.etag == other.etag
+    }
+}
+
+impl Lender for OpenFile {
+
+    /// Returns the mapping of the content file, if all of it is resident.
+    fn mapped(&self) -> Option<&Mapped> {
+        let content = self.served.resident()?;
+        let map = || match Mapped::new(content.file.clone()) {
+            Ok(mapped) if mapped.len() >= self.served.size => Some(mapped),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!("a content file cannot be mapped, and is read instead: {error}");
+                None
+            }
+        };
+        self.mapped.get_or_init(map).as_ref()
+    }
+}
+
+/// Returns the tag of a version: the same on every node.
+fn tag(file: &ServedFile) -> String {
+    let mut hash = Sha256::new();
+    match file.version() {
+        // Each node has a device number of its own for the pool.
+        Some(Version::Inode { dev: _, ino, born, mtime, ctime, size }) => {
+            for number in [*ino, *size] {
+                hash.update(number.to_le_bytes());
+            }
+            for time in [born, mtime, ctime] {
+                hash.update(time.secs.to_le_bytes());
+                hash.update(time.nanos.to_le_bytes());
+            }
+        }
+        Some(Version::Tag { etag, id, size, mtime }) => {
+            for text in [etag, id] {
+                hash.update((text.len() as u64).to_le_bytes());
+                hash.update(text);
+            }
+            hash.update(size.to_le_bytes());
+            hash.update(mtime.secs.to_le_bytes());
+            hash.update(mtime.nanos.to_le_bytes());
+        }
+        // Content that is only here: its file tells it apart.
+        None => {
+            hash.update(file.resident().map_or(0, |content| content.id).to_le_bytes());
+            hash.update(file.mtime.secs.to_le_bytes());
+            hash.update(file.mtime.nanos.to_le_bytes());
+            hash.update(file.size.to_le_bytes());
+        }
+    }
+    hash.finalize()[..TAG_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
+}
