@@ -4,6 +4,7 @@ mod batch;
 mod policy;
 mod scratch;
 mod serve;
+mod simulate;
 mod view;
 
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ pub use batch::{
 pub use policy::PolicyCommand;
 pub use scratch::{ScratchCommand, ScratchCreateArgs};
 pub use serve::{AccessLogFormat, ServeArgs, SignUrlArgs};
+pub use simulate::{EvictionArgs, SimulateClusterArgs, SimulateCommand};
 pub use view::{ViewArgs, ViewCommand};
 
 use crate::values;
@@ -151,9 +153,11 @@ pub enum Command {
         #[arg(long)]
         repair: bool,
     },
-    /// Replay a trace of requests, and show the miss ratio of each eviction policy beside LRU and Belady, which knows
-    /// the future.
-    Simulate(SimulateArgs),
+    /// Try decisions on a trace, or on a cluster that does not exist.
+    Simulate {
+        #[command(subcommand)]
+        command: SimulateCommand,
+    },
     /// Supervise a mount that is described on standard input.
     #[command(hide = true, name = forebay_daemon::SUPERVISE_COMMAND)]
     Supervise,
@@ -366,23 +370,6 @@ pub struct ObserveArgs {
     /// fetched, as by `run`. For root, it is a run of the user of the first process, or else of SLURM_JOB_UID.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<std::ffi::OsString>,
-}
-
-#[derive(Debug, Args)]
-pub struct SimulateArgs {
-    /// The trace, in the oracleGeneral format of libCacheSim, or the output of `forebay --json job show`, one job on
-    /// each line in the order in which they ran. Either may be compressed with zstd.
-    pub trace: PathBuf,
-    /// The size of the cache as a share of the bytes of all contents, such as 0.1. Repeat it, or give several with
-    /// commas, for more sizes.
-    #[arg(long, value_name = "F", required = true, value_delimiter = ',', value_parser = values::fraction)]
-    pub cache_fraction: Vec<f64>,
-    /// Replay only this policy, beside LRU and Belady.
-    #[arg(long, value_name = "NAME", value_parser = values::evictor)]
-    pub policy: Option<String>,
-    /// Draw the miss ratios over the cache sizes into this file (SVG).
-    #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -56,7 +56,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),
         Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),
         Command::Fsck { place, repair } => fsck::run(&place, repair, output),
-        Command::Simulate(args) => simulate::run(&args, output),
+        Command::Simulate { command } => simulate::run(&command, output),
         Command::Supervise => processes::supervise(),
         Command::Worker { runtime } => processes::worker(&runtime),
         Command::Man { dir } => documents::man(&dir),

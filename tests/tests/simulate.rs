@@ -1,4 +1,4 @@
-//! `forebay simulate`: what it prints for a trace whose misses are known, and how it refuses a file that is no trace.
+//! `forebay simulate eviction`: what it prints for a trace whose misses are known, and how it refuses a file that is no trace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn write(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
 }
 
 fn simulate(trace: &Path, args: &[&str]) -> Answer {
-    run(Command::new(forebay()).arg("simulate").arg(trace).args(args), LIMIT)
+    run(Command::new(forebay()).args(["simulate", "eviction"]).arg(trace).args(args), LIMIT)
 }
 
 fn json(answer: &Answer) -> Vec<Value> {

@@ -9,10 +9,11 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// The crates of this workspace that each crate may depend on.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
+    ("overlay/cluster", &[]),
     ("overlay/system", &["backends"]),
     ("overlay/policy", &["backends", "prefetch"]),
     ("overlay/api", &["backends", "prefetch", "system"]),
@@ -27,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
         "overlay/daemon",
         &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "serve", "system"],
     ),
-    ("cli", &["api", "backends", "daemon", "prefetch", "serve", "slurm", "system"]),
+    ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "serve", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),
 ];
