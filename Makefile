@@ -216,6 +216,7 @@ install: build
 	install -D -s -m 755 $(FOREBAY_BIN) $(DESTDIR)$(PREFIX)/bin/forebay
 	install -D -m 755 packaging/mount.fuse.forebay $(DESTDIR)/sbin/mount.fuse.forebay
 	install -D -m 644 packaging/forebay@.service $(DESTDIR)/lib/systemd/system/forebay@.service
+	install -D -m 644 packaging/forebay-serve@.service $(DESTDIR)/lib/systemd/system/forebay-serve@.service
 	install -d $(DESTDIR)$(PREFIX)/share/forebay/slurm
 	install -m 755 packaging/slurm/{prolog,epilog,task-prolog} $(DESTDIR)$(PREFIX)/share/forebay/slurm
 	install -m 644 packaging/slurm/{burst_buffer.lua,burst_buffer.conf,job_submit.lua} $(DESTDIR)$(PREFIX)/share/forebay/slurm

@@ -1,6 +1,7 @@
 //! Code that the tests of the whole workspace share.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it is test code: a panic is a failed test")]
 
+pub mod cache_node;
 pub mod disk;
 pub mod engine;
 pub mod model;
@@ -18,3 +19,4 @@ pub mod sweep;
 pub mod tree;
 pub mod truth;
 pub mod users;
+pub mod webdriver;

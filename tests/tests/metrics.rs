@@ -54,7 +54,7 @@ fn families(text: &str) -> BTreeSet<(String, String)> {
     types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
 }
 
-/// SEMANTICS 103: "No metric has a job, a user or a path as a label."
+/// SEMANTICS 102: "No metric has a job, a user or a path as a label."
 #[test]
 fn the_document_lists_what_a_daemon_exports_and_nothing_else() {
     let (mount, address) = with_metrics();
@@ -144,7 +144,7 @@ fn numbers_follow_what_happens() {
     assert_eq!(last["forebay_fetched_bytes_total"], status.counters.pool_read_bytes as f64);
 }
 
-/// SEMANTICS 102: "A scrape reads no records of files: what is dirty and leased is as of a census, which is made only if
+/// SEMANTICS 101: "A scrape reads no records of files: what is dirty and leased is as of a census, which is made only if
 /// something has changed."
 #[test]
 fn scrapes_count_nothing_anew_while_nothing_changes() {
@@ -166,7 +166,7 @@ fn scrapes_count_nothing_anew_while_nothing_changes() {
     assert!(oldest >= 4.0, "ages grow without a census: {oldest}");
 }
 
-/// SEMANTICS 101: "A mount whose metrics address cannot be listened on is refused, and the message names the reason. A
+/// SEMANTICS 100: "A mount whose metrics address cannot be listened on is refused, and the message names the reason. A
 /// mount that serves goes on without its metrics address if another program took it over a restart of the daemon, and
 /// serves it again once it is free."
 #[test]
@@ -208,7 +208,7 @@ fn an_address_that_is_taken_refuses_a_mount_and_not_a_restart() {
     assert!(get(address, "/metrics", "").is_err(), "nothing listens after the unmount");
 }
 
-/// SEMANTICS 100: "A mount without `--metrics` listens on no network address. A port without an address is one of the
+/// SEMANTICS 99: "A mount without `--metrics` listens on no network address. A port without an address is one of the
 /// loopback device."
 #[test]
 fn nothing_listens_unless_it_is_asked_for_and_a_port_is_local() {
@@ -257,7 +257,7 @@ fn each_pool_of_a_mixed_root_has_an_address_of_its_own() {
     process::run(Command::new(process::forebay()).arg("umount").arg(place.mnt()), COMMAND).ok();
 }
 
-/// SEMANTICS 105: "On a loopback address, names of files and jobs are shown to root and the user who mounted alone, and
+/// SEMANTICS 104: "On a loopback address, names of files and jobs are shown to root and the user who mounted alone, and
 /// to no page of another site."
 #[test]
 fn names_are_for_root_and_the_user_who_mounted() {

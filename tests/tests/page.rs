@@ -11,14 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fantoccini::key::Key;
-use fantoccini::wd::Capabilities;
-use fantoccini::{Client, ClientBuilder, Locator};
 use forebay_api::operator::Status;
 use forebay_tests::http::{free_port, get};
 use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::process::{self, kill_group, wait_until};
-use hyper_util::client::legacy::connect::HttpConnector;
+use forebay_tests::webdriver::{BACKSPACE, ENTER, WebDriver};
 use serde_json::{Value, json};
 
 /// How long the page may take to show something.
@@ -32,7 +29,7 @@ struct Browser {
     address: SocketAddr,
     /// The profile of the browser.
     _home: tempfile::TempDir,
-    capabilities: Capabilities,
+    capabilities: Value,
 }
 
 impl Browser {
@@ -56,19 +53,15 @@ impl Browser {
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             &format!("--user-data-dir={}", home.path().join("profile").display()),
         ];
-        let Value::Object(capabilities) = json!({ "goog:chromeOptions": { "args": arguments } }) else {
-            unreachable!()
-        };
+        let capabilities = json!({ "goog:chromeOptions": { "args": arguments } });
         let address = ([127, 0, 0, 1], port).into();
         let browser = Self { driver, address, _home: home, capabilities };
         wait_until("the driver answers", || get(address, "/status", "").is_ok());
         browser
     }
 
-    async fn client(&self) -> Client {
-        let mut builder = ClientBuilder::new(HttpConnector::new());
-        builder.capabilities(self.capabilities.clone());
-        builder.connect(&format!("http://{}", self.address)).await.expect("the browser starts")
+    fn client(&self) -> WebDriver {
+        WebDriver::start(self.address, &self.capabilities)
     }
 }
 
@@ -80,38 +73,37 @@ impl Drop for Browser {
 }
 
 /// The page in a browser.
-struct Page(Client);
+struct Page(WebDriver);
 
 impl Page {
-    async fn run(&self, script: &str) -> Value {
-        self.0.execute(script, Vec::new()).await.unwrap_or_else(|e| panic!("{script}: {e}"))
+    fn run(&self, script: &str) -> Value {
+        self.0.execute(script)
     }
 
     /// Returns the exact value of a number.
-    async fn exact(&self, id: &str) -> u64 {
-        let value = self.run(&format!("return document.getElementById('{id}')?.value ?? '';")).await;
+    fn exact(&self, id: &str) -> u64 {
+        let value = self.run(&format!("return document.getElementById('{id}')?.value ?? '';"));
         value.as_str().and_then(|v| v.parse().ok()).unwrap_or_else(|| panic!("{id} shows {value}"))
     }
 
-    async fn wait(&self, what: &str, script: &str) {
+    fn wait(&self, what: &str, script: &str) {
         let deadline = Instant::now() + SOON;
-        while self.run(script).await != Value::Bool(true) {
-            assert!(Instant::now() < deadline, "{what}: not within {SOON:?}\n{}", self.text().await);
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        while self.run(script) != Value::Bool(true) {
+            assert!(Instant::now() < deadline, "{what}: not within {SOON:?}\n{}", self.text());
+            thread::sleep(Duration::from_millis(100));
         }
     }
 
-    async fn text(&self) -> String {
-        self.run("return document.body.innerText;").await.as_str().unwrap_or_default().to_owned()
+    fn text(&self) -> String {
+        self.run("return document.body.innerText;").as_str().unwrap_or_default().to_owned()
     }
 
-    async fn press(&self, key: &str) {
-        let body = self.0.active_element().await.unwrap();
-        body.send_keys(key).await.unwrap();
+    fn press(&self, key: &str) {
+        self.0.type_keys(key);
     }
 
-    async fn save(&self, name: &str) {
-        let picture = self.0.screenshot().await.unwrap();
+    fn save(&self, name: &str) {
+        let picture = self.0.screenshot();
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::write(&file, picture).unwrap();
         println!("{}", file.display());
@@ -173,7 +165,7 @@ fn furnished() -> (Mount, SocketAddr) {
 }
 
 /// Compares the numbers of the page with a status; the values that a page with a stale update would show differ.
-async fn assert_agrees(page: &Page, status: &Status) {
+fn assert_agrees(page: &Page, status: &Status) {
     let expected = [
         ("used-bytes", status.used_bytes),
         ("limit-bytes", status.limit_bytes),
@@ -184,124 +176,121 @@ async fn assert_agrees(page: &Page, status: &Status) {
         ("pool-written-bytes", status.counters.pool_written_bytes),
     ];
     for (id, value) in expected {
-        assert_eq!(page.exact(id).await, value, "{id}");
+        assert_eq!(page.exact(id), value, "{id}");
     }
-    let size = page.run("return document.querySelector('#devices tbody data').value;").await;
+    let size = page.run("return document.querySelector('#devices tbody data').value;");
     assert_eq!(size, status.fast[0].total_bytes.to_string());
 }
 
-/// SEMANTICS 104: "The page loads nothing from another host, and its numbers are those of `forebay status`."
+/// SEMANTICS 103: "The page loads nothing from another host, and its numbers are those of `forebay status`."
 #[test]
 fn the_page_shows_what_status_says_and_follows_it() {
     let (mount, address) = furnished();
     let browser = Browser::start();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    runtime.block_on(async {
-        let page = Page(browser.client().await);
-        let outcome = tokio::time::timeout(Duration::from_secs(240), shows(&page, &mount, address)).await;
-        if outcome.is_err() {
-            page.save("page-failed.png").await;
-        }
-        outcome.expect("the page is looked at within four minutes");
-        page.0.close().await.unwrap();
-    });
+    let page = Page(browser.client());
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shows(&page, &mount, address)));
+    if let Err(failure) = outcome {
+        page.save("page-failed.png");
+        std::panic::resume_unwind(failure);
+    }
+    drop(page);
     drop(browser);
     mount.umount();
 }
 
-async fn shows(page: &Page, mount: &Mount, address: SocketAddr) {
-    page.0.goto(&format!("http://{address}/")).await.unwrap();
-    page.wait("updates come", "return Number(document.documentElement.dataset.updates) >= 3;").await;
+fn shows(page: &Page, mount: &Mount, address: SocketAddr) {
+    page.0.goto(&format!("http://{address}/"));
+    page.wait("updates come", "return Number(document.documentElement.dataset.updates) >= 3;");
     let dirty = mount.status();
     assert!(dirty.dirty_bytes > 1_000_000 && dirty.dirty_files > 12 && dirty.leased_bytes > 0, "{dirty:?}");
     let counted = format!("return document.getElementById('dirty-bytes').value === '{}';", dirty.dirty_bytes);
-    page.wait("the census has the dirty files", &counted).await;
-    assert_agrees(page, &dirty).await;
+    page.wait("the census has the dirty files", &counted);
+    assert_agrees(page, &dirty);
 
     // Nothing came from elsewhere, and nothing else was tried.
-    let loaded = page.run("return performance.getEntriesByType('resource').map((entry) => entry.name);").await;
+    let loaded = page.run("return performance.getEntriesByType('resource').map((entry) => entry.name);");
     let loaded: Vec<String> = serde_json::from_value(loaded).unwrap();
     assert!(loaded.len() >= 7, "{loaded:?}");
     assert!(loaded.iter().all(|name| name.starts_with(&format!("http://{address}/"))), "{loaded:?}");
 
-    let text = page.text().await;
+    let text = page.text();
     for shown in ["pool up", "results/run-11.out", "train-17", "✓ healthy", "Read from fast pool", "page cache"] {
         assert!(text.contains(shown), "the page does not show {shown}:\n{text}");
     }
     assert!(text.contains("onerror"), "the hostile name is shown as text");
-    assert_eq!(page.0.title().await.unwrap(), format!("Forebay {}", mount.place.mnt().display()));
-    page.wait("slow calls are shown", "return document.querySelectorAll('#slow tbody tr').length > 3;").await;
+    assert_eq!(page.0.title(), format!("Forebay {}", mount.place.mnt().display()));
+    page.wait("slow calls are shown", "return document.querySelectorAll('#slow tbody tr').length > 3;");
 
-    zooms(page, mount).await;
-    page.0.find(Locator::Css("#jobs button")).await.unwrap().click().await.unwrap();
-    page.wait("the files of the job", "return document.getElementById('job').innerText.includes('part-001');").await;
+    zooms(page, mount);
+    page.0.click("#jobs button");
+    page.wait("the files of the job", "return document.getElementById('job').innerText.includes('part-001');");
 
     // What happens is shown: something to see in the charts, in both themes.
     let reader = Reader::start(mount.path("sets/train"));
-    pictures(page).await;
+    pictures(page);
     drop(reader);
 
-    page.press("p").await;
-    page.wait("it is paused", "return document.getElementById('live').textContent === 'paused';").await;
+    page.press("p");
+    page.wait("it is paused", "return document.getElementById('live').textContent === 'paused';");
     mount.flush();
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(page.exact("dirty-bytes").await, dirty.dirty_bytes, "a paused page stays as it is");
-    page.press("p").await;
-    page.wait("the flush is shown", "return document.getElementById('dirty-bytes').value === '0';").await;
-    assert!(page.text().await.contains("The pool has everything."));
-    assert_agrees(page, &mount.status()).await;
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(page.exact("dirty-bytes"), dirty.dirty_bytes, "a paused page stays as it is");
+    page.press("p");
+    page.wait("the flush is shown", "return document.getElementById('dirty-bytes').value === '0';");
+    assert!(page.text().contains("The pool has everything."));
+    assert_agrees(page, &mount.status());
 
     // The page outlives a restart of the daemon.
     let worker = mount.worker();
     mount.kill_worker();
     mount.wait_for_other_worker(worker);
     let pid = format!("return document.getElementById('pid').textContent === '{}';", mount.worker().pid);
-    page.wait("the next daemon is shown", &pid).await;
-    assert_eq!(page.0.title().await.unwrap(), format!("Forebay {}", mount.place.mnt().display()));
+    page.wait("the next daemon is shown", &pid);
+    assert_eq!(page.0.title(), format!("Forebay {}", mount.place.mnt().display()));
 }
 
 /// Goes down and up in the treemap, by mouse and by keyboard.
-async fn zooms(page: &Page, mount: &Mount) {
-    page.wait("the treemap", "return document.querySelectorAll('#treemap .tile').length >= 4;").await;
+fn zooms(page: &Page, mount: &Mount) {
+    page.wait("the treemap", "return document.querySelectorAll('#treemap .tile').length >= 4;");
     // A file system may count a block of its own to a file.
     let about = |bytes: u64| bytes..bytes + bytes / 100;
-    let bytes = async |name: &str| {
+    let bytes = |name: &str| {
         let of = format!("return Number(document.querySelector('#treemap [data-name=\"{name}\"]').dataset.bytes);");
-        page.run(&of).await.as_u64().unwrap()
+        page.run(&of).as_u64().unwrap()
     };
-    assert!(about((6 * 6 + 4 * 3) << 20).contains(&bytes("sets").await));
-    assert!(about(18 << 20).contains(&bytes("reference").await));
+    assert!(about((6 * 6 + 4 * 3) << 20).contains(&bytes("sets")));
+    assert!(about(18 << 20).contains(&bytes("reference")));
     let sum =
         "return [...document.querySelectorAll('#treemap .tile')].reduce((a, t) => a + Number(t.dataset.bytes), 0);";
-    let sum = page.run(sum).await.as_u64();
-    let total = page.run("return Number(document.querySelector('#treemap-note data').value);").await.as_u64();
+    let sum = page.run(sum).as_u64();
+    let total = page.run("return Number(document.querySelector('#treemap-note data').value);").as_u64();
     assert_eq!(sum, total);
     assert!(total.unwrap() <= mount.status().used_bytes);
-    page.run("document.querySelector('#treemap [data-name=\"sets\"]').focus(); return true;").await;
-    page.press(&Key::Enter.to_string()).await;
-    page.wait("it shows sets", "return document.getElementById('crumbs').innerText.includes('sets');").await;
-    assert!(about(12 << 20).contains(&bytes("test").await));
-    page.0.find(Locator::Css("#treemap [data-name=train]")).await.unwrap().click().await.unwrap();
-    page.wait("it shows train", "return document.querySelectorAll('#treemap div.tile').length === 6;").await;
-    page.press(&Key::Backspace.to_string()).await;
-    page.press(&Key::Backspace.to_string()).await;
-    page.wait("it shows the mount", "return !document.getElementById('crumbs').innerText.includes('sets');").await;
+    page.run("document.querySelector('#treemap [data-name=\"sets\"]').focus(); return true;");
+    page.press(ENTER);
+    page.wait("it shows sets", "return document.getElementById('crumbs').innerText.includes('sets');");
+    assert!(about(12 << 20).contains(&bytes("test")));
+    page.0.click("#treemap [data-name=train]");
+    page.wait("it shows train", "return document.querySelectorAll('#treemap div.tile').length === 6;");
+    page.press(BACKSPACE);
+    page.press(BACKSPACE);
+    page.wait("it shows the mount", "return !document.getElementById('crumbs').innerText.includes('sets');");
 }
 
-async fn pictures(page: &Page) {
-    page.wait("some history", "return Number(document.documentElement.dataset.updates) >= 25;").await;
-    page.press("t").await;
-    page.wait("the dark theme", "return document.documentElement.dataset.theme === 'dark';").await;
-    page.wait("reads are shown", "return document.querySelector('#tiles').innerText.includes('MiB/s');").await;
-    page.save("page-dark.png").await;
-    page.press("t").await;
-    page.wait("the light theme", "return document.documentElement.dataset.theme === 'light';").await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    page.save("page-light.png").await;
-    page.press("?").await;
-    page.wait("the keys", "return !document.getElementById('keys').hidden;").await;
-    page.press("5").await;
-    page.wait("the section of the dirty queue", "return document.activeElement.id === 's5';").await;
-    let update_ms = page.run("return document.documentElement.dataset.updateMs;").await;
+fn pictures(page: &Page) {
+    page.wait("some history", "return Number(document.documentElement.dataset.updates) >= 25;");
+    page.press("t");
+    page.wait("the dark theme", "return document.documentElement.dataset.theme === 'dark';");
+    page.wait("reads are shown", "return document.querySelector('#tiles').innerText.includes('MiB/s');");
+    page.save("page-dark.png");
+    page.press("t");
+    page.wait("the light theme", "return document.documentElement.dataset.theme === 'light';");
+    thread::sleep(Duration::from_secs(2));
+    page.save("page-light.png");
+    page.press("?");
+    page.wait("the keys", "return !document.getElementById('keys').hidden;");
+    page.press("5");
+    page.wait("the section of the dirty queue", "return document.activeElement.id === 's5';");
+    let update_ms = page.run("return document.documentElement.dataset.updateMs;");
     println!("an update took {update_ms} ms of browser time");
 }

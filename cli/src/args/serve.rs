@@ -73,6 +73,10 @@ pub struct ServeArgs {
     /// The format of the log.
     #[arg(long, value_enum, default_value_t = AccessLogFormat::Combined, requires = "access_log")]
     pub access_log_format: AccessLogFormat,
+    /// Serve metrics for Prometheus, and a page for a browser: a port of the loopback device, or ADDRESS:PORT for
+    /// another one.
+    #[arg(long, value_name = "ADDRESS", value_parser = forebay_daemon::metrics::parse_address)]
+    pub metrics: Option<SocketAddr>,
     /// The most memory that all buffers may use together.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use forebay_daemon::cache_node::{self, CacheNodeConfig, CacheNodeReady};
 use forebay_daemon::config::MountConfig;
 use forebay_daemon::{Failure, policy_files};
-use forebay_serve::{Access, LogFormat, parse};
+use forebay_serve::{AccessRules, LogFormat, parse};
 use url::Url;
 
 use super::{mount, processes};
@@ -48,6 +48,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
             throttle: args.throttle,
             threads: None,
             memory_bytes: args.memory.map(|memory| memory.as_u64()),
+            metrics: args.metrics,
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
         },
@@ -80,7 +81,7 @@ fn told(ready: &CacheNodeReady, output: &Output) {
 pub fn sign(args: &SignUrlArgs, output: &Output) -> Result<Exit, Failure> {
     let mut url = Url::parse(&args.url).map_err(|e| Failure::usage(format!("{}: {e}", args.url)))?;
     let path = parse(url.path()).map_err(|why| Failure::usage(format!("{}: {why}", args.url)))?;
-    let access = Access::read(&args.access).map_err(Failure::usage)?;
+    let access = AccessRules::read(&args.access).map_err(Failure::usage)?;
     let query = access.sign(&path.path, args.valid, SystemTime::now()).ok_or_else(|| {
         Failure::usage(format!("access file {}: it has no signing-key", args.access.display()))
             .remedy("signing-key = \"...\", at least 16 characters, in the file of the node, too")

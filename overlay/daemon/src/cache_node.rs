@@ -7,16 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::{Overlay, UserGroups};
+use forebay_engine::UserGroups;
 use forebay_jobs::Jobs;
 use forebay_serve::{
-    Access, AccessLog, CacheNode, CacheNodeOptions, Certificate, ContentOptions, Listener, ListenerLimits, LogFormat,
+    AccessLog, AccessRules, CacheNode, CacheNodeOptions, Certificate, ContentOptions, Listener, ListenerLimits,
+    LogFormat,
 };
 use forebay_system::identity;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::config::MountConfig;
+use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Phase, Process, Runtime, now_unix};
 use super::server::{Facts, Server};
 use super::{Failure, FailureKind, capabilities, confinement, preflight, registry, worker};
@@ -54,6 +56,13 @@ pub struct CacheNodeReady {
     pub notes: Vec<String>,
 }
 
+/// The sockets of a node.
+struct NodeSockets {
+    content: Vec<TcpListener>,
+    certificate: Option<Arc<Certificate>>,
+    metrics: Option<TcpListener>,
+}
+
 /// What is read again when the node is asked to reload.
 struct Reloaded {
     access: Option<PathBuf>,
@@ -65,8 +74,11 @@ fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
     let path = &config.mount.mountpoint;
     if let Some(entry) = registry::entries().into_iter().find(|e| e.mountpoint() == path && e.worker_alive()) {
         let pid = entry.state.supervisor.pid;
-        return Err(Failure::new(FailureKind::Busy, format!("the cache node {} is running (pid {pid})", path.display()))
-            .remedy("choose another --name"));
+        return Err(Failure::new(
+            FailureKind::Busy,
+            format!("the cache node {} is running (pid {pid})", path.display()),
+        )
+        .remedy("choose another --name"));
     }
     config.mount.read_only = true;
     preflight::storage(&mut config.mount)
@@ -96,6 +108,7 @@ pub fn run(
         None => None,
     };
     let sockets = sockets(&config.listen)?;
+    let metrics = config.mount.metrics.map(metrics::bind).transpose()?;
     let notes = notes(&config, &sockets);
     preflight::create_storage(&config.mount, &to_create)?;
     let runtime = Runtime::of(&config.mount.mountpoint);
@@ -117,7 +130,8 @@ pub fn run(
         rate: config.rate,
         log,
     };
-    let outcome = rt.block_on(serve(&runtime, config, (sockets, certificate), options, notes, on_ready));
+    let sockets = NodeSockets { content: sockets, certificate, metrics };
+    let outcome = rt.block_on(serve(&runtime, config, sockets, options, notes, on_ready));
     runtime.remove();
     rt.shutdown_background();
     outcome
@@ -126,19 +140,26 @@ pub fn run(
 async fn serve(
     runtime: &Runtime,
     config: CacheNodeConfig,
-    (sockets, certificate): (Vec<TcpListener>, Option<Arc<Certificate>>),
+    sockets: NodeSockets,
     options: CacheNodeOptions,
     notes: Vec<String>,
     on_ready: impl FnOnce(&CacheNodeReady),
 ) -> Result<(), Failure> {
+    let NodeSockets { content, certificate, metrics } = sockets;
     let mount = &config.mount;
     let mut signals = NodeSignals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
-    let overlay = worker::open(mount, worker::policy(mount)?, false).await?;
+    let (overlay, pool) = worker::open(mount, worker::policy(mount)?, false).await?;
     let jobs = Jobs::start(overlay.clone());
     register(runtime, mount)?;
     let path = mount.mountpoint.display().to_string();
     overlay.set_mount(&path, false);
-    let clients = control(runtime, mount, &overlay, &jobs)?;
+    let facts = Arc::new(facts(runtime, mount));
+    let socket = runtime.socket();
+    let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
+        .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
+    let parts = MountParts { overlay: overlay.clone(), jobs: jobs.clone(), pool, requests: Arc::default(), facts };
+    let numbers = mount.metrics.zip(metrics).map(|(at, socket)| MetricsServer::start(at, Some(socket), parts));
+    let numbers = numbers.transpose().map_err(|e| Failure::io("cannot serve the metrics address", &e))?;
     let ending = CancellationToken::new();
     let node = CacheNode::new(overlay.clone(), options, ending.clone());
     let mut limits = ListenerLimits::default();
@@ -146,7 +167,7 @@ async fn serve(
     let tls = certificate.as_ref().map(Certificate::config).transpose().map_err(Failure::usage)?;
     let mut listeners = tokio::task::JoinSet::new();
     let mut addresses = Vec::new();
-    for socket in sockets {
+    for socket in content {
         let listener = Listener::new(socket, tls.clone(), limits.clone())
             .and_then(|listener| Ok((listener.address()?, listener)))
             .map_err(|e| Failure::io("cannot listen", &e))?;
@@ -170,20 +191,17 @@ async fn serve(
         _ = async { while listeners.join_next().await.is_some() {} } => {}
         () = signals.end() => {}
     }
-    drop(clients);
+    drop((clients, numbers));
     jobs.shutdown().await.map_err(Failure::from)
 }
 
-fn control(runtime: &Runtime, mount: &MountConfig, overlay: &Overlay, jobs: &Jobs) -> Result<Server, Failure> {
-    let facts = Facts {
+fn facts(runtime: &Runtime, mount: &MountConfig) -> Facts {
+    Facts {
         mountpoint: mount.mountpoint.display().to_string(),
         no_passthrough: Box::new(|| Some("there is no mount: files are served over HTTP".to_owned())),
         runtime: runtime.clone(),
         pool: mount.pool.clone(),
-    };
-    let socket = runtime.socket();
-    Server::start(&socket, overlay.clone(), jobs.clone(), facts)
-        .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))
+    }
 }
 
 fn register(runtime: &Runtime, mount: &MountConfig) -> Result<(), Failure> {
@@ -215,8 +233,8 @@ fn reload(node: &CacheNode, reloaded: &Reloaded) {
     tracing::info!("reloaded");
 }
 
-fn access(file: Option<&Path>) -> Result<Access, Failure> {
-    file.map_or(Ok(Access::default()), |file| Access::read(file).map_err(Failure::usage))
+fn access(file: Option<&Path>) -> Result<AccessRules, Failure> {
+    file.map_or(Ok(AccessRules::default()), |file| AccessRules::read(file).map_err(Failure::usage))
 }
 
 /// Returns a user by name or number, with its groups.
@@ -256,7 +274,8 @@ fn passed_sockets() -> Result<Vec<TcpListener>, Failure> {
     for fd in (PASSED_FROM..).take(usize::try_from(count).unwrap_or(0)) {
         // SAFETY: the service manager passed this descriptor to this process, and nothing else uses it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let is_tcp = rustix::net::sockopt::socket_type(&socket).is_ok_and(|kind| kind == rustix::net::SocketType::STREAM);
+        let is_tcp =
+            rustix::net::sockopt::socket_type(&socket).is_ok_and(|kind| kind == rustix::net::SocketType::STREAM);
         if !is_tcp {
             return Err(Failure::usage(format!("LISTEN_FDS: descriptor {fd} is no TCP socket")));
         }

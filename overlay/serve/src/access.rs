@@ -47,7 +47,7 @@ struct TokenEntry {
 
 /// Who may read what. By default, everyone everything, and nobody may purge or prefetch.
 #[derive(Default)]
-pub struct Access {
+pub struct AccessRules {
     signing_key: Option<Vec<u8>>,
     /// By the hash of the secret: so the time of a comparison tells nothing about a secret.
     tokens: HashMap<[u8; 32], Token>,
@@ -70,7 +70,7 @@ pub enum Verdict {
     Refused(&'static str),
 }
 
-impl Access {
+impl AccessRules {
     /// Reads a file that only its owner may read.
     ///
     /// # Errors
@@ -176,7 +176,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// The code of a path, as its bytes, and of the moment until which it may be read.
 fn mac(key: &[u8], path: &PoolPath, expires: u64) -> Hmac<Sha256> {
     // A key of any length is allowed.
-    let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
+    let mut mac =
+        <Hmac<Sha256> as Mac>::new_from_slice(key).unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
     for name in path.components() {
         mac.update(b"/");
         mac.update(name);
@@ -244,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_token_is_for_its_path_and_what_lies_below() {
-        let access = Access::parse(FILE).unwrap();
+        let access = AccessRules::parse(FILE).unwrap();
         let now = SystemTime::now();
         let reader = with_token("sixteen letters!");
         let read = |headers: &HeaderMap, at: &str| access.may_read(headers, &path(at), None, now);
@@ -258,12 +259,12 @@ mod tests {
         assert_eq!(read(&HeaderMap::new(), "data/public"), Verdict::Unknown);
         assert!(matches!(access.may_manage(&reader, &path("data/public")), Verdict::Refused(_)));
         assert_eq!(access.may_manage(&with_token("seventeen letters"), &path("x")), allowed("operator"));
-        assert_eq!(Access::default().may_manage(&HeaderMap::new(), &path("x")), Verdict::Unknown);
+        assert_eq!(AccessRules::default().may_manage(&HeaderMap::new(), &path("x")), Verdict::Unknown);
     }
 
     #[test]
     fn a_signed_url_is_for_one_path_and_one_time() {
-        let access = Access::parse(FILE).unwrap();
+        let access = AccessRules::parse(FILE).unwrap();
         let now = SystemTime::now();
         let query = access.sign(&path("data/a b"), Duration::from_secs(60), now).unwrap();
         let none = HeaderMap::new();
@@ -272,10 +273,15 @@ mod tests {
         assert!(matches!(access.may_read(&none, &path("data/a b"), Some(&query), later), Verdict::Refused(_)));
         assert!(matches!(access.may_read(&none, &path("data/b"), Some(&query), now), Verdict::Refused(_)));
         let longer = query.replacen("expires=", "expires=9", 1);
-        for forged in [longer.as_str(), "expires=99999999999&signature=", "signature=zz", "signature=é", "signature=abc"] {
-            assert!(matches!(access.may_read(&none, &path("data/a b"), Some(forged), now), Verdict::Refused(_)), "{forged}");
+        for forged in
+            [longer.as_str(), "expires=99999999999&signature=", "signature=zz", "signature=é", "signature=abc"]
+        {
+            assert!(
+                matches!(access.may_read(&none, &path("data/a b"), Some(forged), now), Verdict::Refused(_)),
+                "{forged}"
+            );
         }
-        let another = Access::parse(&FILE.replace("a key of", "the key of")).unwrap();
+        let another = AccessRules::parse(&FILE.replace("a key of", "the key of")).unwrap();
         assert!(matches!(another.may_read(&none, &path("data/a b"), Some(&query), now), Verdict::Refused(_)));
     }
 
@@ -288,7 +294,7 @@ mod tests {
             ("[[token]]\nname = \"a\"\nsecret = \"0123456789abcdef\"\npath = \"/../x\"", "token a: path"),
             ("[[token]]\nname = \"a\"\nsecret = \"0123456789abcdef\"\ncolour = 1", "colour"),
         ] {
-            let why = Access::parse(text).err().unwrap();
+            let why = AccessRules::parse(text).err().unwrap();
             assert!(why.contains(said) && !why.contains("0123456789abcdef") && !why.contains("tooshort"), "{why}");
         }
     }

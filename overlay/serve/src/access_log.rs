@@ -72,7 +72,7 @@ impl AccessLog {
         let output = output(file)?;
         let (lines, waiting) = sync_channel(WAITING_MAX);
         let (left_out, reopen) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let mut writer = Writer { file: file.to_owned(), format, output, left_out: left_out.clone() };
+        let mut writer = LogWriter { file: file.to_owned(), format, output, left_out: left_out.clone() };
         let again = reopen.clone();
         std::thread::Builder::new().name("forebay-log".into()).spawn(move || writer.run(&waiting, &again))?;
         Ok(Self { lines, left_out, reopen })
@@ -98,14 +98,14 @@ fn output(file: &Path) -> io::Result<Box<dyn Write + Send>> {
     Ok(Box::new(BufWriter::new(file)))
 }
 
-struct Writer {
+struct LogWriter {
     file: PathBuf,
     format: LogFormat,
     output: Box<dyn Write + Send>,
     left_out: Arc<AtomicU64>,
 }
 
-impl Writer {
+impl LogWriter {
     fn run(&mut self, lines: &Receiver<LogEntry>, reopen: &AtomicBool) {
         let mut flushed = Instant::now();
         loop {

@@ -10,18 +10,18 @@ use futures::stream::BoxStream;
 use http_body::{Frame, SizeHint};
 
 /// The body of a response.
-pub struct Body {
-    inner: Inner,
-    count: Option<Count>,
+pub struct ReplyBody {
+    inner: BodyKind,
+    count: Option<ByteCount>,
 }
 
 /// Counts the bytes of a body, and tells the sum when the body ends, sent or not.
-struct Count {
+struct ByteCount {
     bytes: u64,
     tell: Option<Box<dyn FnOnce(u64) + Send>>,
 }
 
-impl Drop for Count {
+impl Drop for ByteCount {
     fn drop(&mut self) {
         if let Some(tell) = self.tell.take() {
             tell(self.bytes);
@@ -29,43 +29,43 @@ impl Drop for Count {
     }
 }
 
-enum Inner {
+enum BodyKind {
     /// All at once.
     Full(Option<Bytes>),
     /// Piece by piece. An error ends the connection, so that the client sees that the body is not complete.
     Pieces { pieces: BoxStream<'static, io::Result<Bytes>>, left: Option<u64> },
 }
 
-impl Body {
+impl ReplyBody {
     pub fn empty() -> Self {
-        Inner::Full(None).into()
+        BodyKind::Full(None).into()
     }
 
     /// A body that is there as a whole.
     pub fn full(bytes: Bytes) -> Self {
-        Inner::Full((!bytes.is_empty()).then_some(bytes)).into()
+        BodyKind::Full((!bytes.is_empty()).then_some(bytes)).into()
     }
 
     /// A body of pieces whose sum is `length`; `None` if it is not known.
     pub fn pieces(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static, length: Option<u64>) -> Self {
-        Inner::Pieces { pieces: Box::pin(pieces), left: length }.into()
+        BodyKind::Pieces { pieces: Box::pin(pieces), left: length }.into()
     }
 
     /// The same body. When it ends, `tell` gets the number of bytes that the connection took.
     pub fn counted(self, tell: impl FnOnce(u64) + Send + 'static) -> Self {
-        Self { count: Some(Count { bytes: 0, tell: Some(Box::new(tell)) }), ..self }
+        Self { count: Some(ByteCount { bytes: 0, tell: Some(Box::new(tell)) }), ..self }
     }
 }
 
-impl From<Inner> for Body {
-    fn from(inner: Inner) -> Self {
+impl From<BodyKind> for ReplyBody {
+    fn from(inner: BodyKind) -> Self {
         Self { inner, count: None }
     }
 }
 
 macro_rules! from_bytes {
     ($($whole:ty),*) => {$(
-        impl From<$whole> for Body {
+        impl From<$whole> for ReplyBody {
             fn from(bytes: $whole) -> Self {
                 Self::full(bytes.into())
             }
@@ -75,15 +75,15 @@ macro_rules! from_bytes {
 
 from_bytes!(Bytes, Vec<u8>, String, &'static str, &'static [u8]);
 
-impl http_body::Body for Body {
+impl http_body::Body for ReplyBody {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         let next = match &mut this.inner {
-            Inner::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Inner::Pieces { pieces, left } => match pieces.as_mut().poll_next(cx) {
+            BodyKind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            BodyKind::Pieces { pieces, left } => match pieces.as_mut().poll_next(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
                     *left = left.map(|left| left.saturating_sub(piece.len() as u64));
                     Poll::Ready(Some(Ok(Frame::data(piece))))
@@ -101,16 +101,16 @@ impl http_body::Body for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Full(bytes) => bytes.is_none(),
-            Inner::Pieces { left, .. } => *left == Some(0),
+            BodyKind::Full(bytes) => bytes.is_none(),
+            BodyKind::Pieces { left, .. } => *left == Some(0),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Inner::Pieces { left: Some(left), .. } => SizeHint::with_exact(*left),
-            Inner::Pieces { left: None, .. } => SizeHint::default(),
+            BodyKind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            BodyKind::Pieces { left: Some(left), .. } => SizeHint::with_exact(*left),
+            BodyKind::Pieces { left: None, .. } => SizeHint::default(),
         }
     }
 }

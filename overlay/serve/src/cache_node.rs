@@ -15,11 +15,11 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{Access, Verdict};
+use crate::access::{AccessRules, Verdict};
 use crate::access_log::{AccessLog, LogEntry};
-use crate::body::Body;
-use crate::content::{Content, ContentOptions, METHODS, RequestPath, Wish, parse, reply};
-use crate::listener::{Client, Door};
+use crate::body::ReplyBody;
+use crate::content::{ContentOptions, GetRequest, METHODS, PoolContent, RequestPath, parse, reply};
+use crate::listener::{Door, HttpClient};
 use crate::transport::Windows;
 
 /// How often idle files are closed, and clients forgotten that asked nothing for a while.
@@ -34,7 +34,7 @@ const MANAGEMENT: &str = "/.forebay/";
 /// How a cache node serves.
 pub struct CacheNodeOptions {
     pub content: ContentOptions,
-    pub access: Access,
+    pub access: AccessRules,
     /// Requests per second of one client.
     pub rate: Option<NonZeroU32>,
     pub log: Option<AccessLog>,
@@ -43,8 +43,8 @@ pub struct CacheNodeOptions {
 /// A node that serves a pool over HTTP.
 pub struct CacheNode {
     overlay: Overlay,
-    content: Content,
-    access: ArcSwap<Access>,
+    content: PoolContent,
+    access: ArcSwap<AccessRules>,
     rates: Option<DefaultKeyedRateLimiter<IpAddr>>,
     log: Option<AccessLog>,
     /// The node ends: it is not ready for further requests.
@@ -58,7 +58,7 @@ impl CacheNode {
             Quota::per_second(rate).allow_burst(rate.saturating_mul(NonZeroU32::MIN.saturating_add(BURST_SECONDS - 1)))
         };
         let node = Arc::new(Self {
-            content: Content::new(overlay.clone(), options.content),
+            content: PoolContent::new(overlay.clone(), options.content),
             overlay,
             access: ArcSwap::from_pointee(options.access),
             rates: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
@@ -80,14 +80,19 @@ impl CacheNode {
     }
 
     /// Replaces who may read, and opens the log again by its name.
-    pub fn reload(&self, access: Access) {
+    pub fn reload(&self, access: AccessRules) {
         self.access.store(Arc::new(access));
         if let Some(log) = &self.log {
             log.reopen();
         }
     }
 
-    async fn respond(&self, request: &Request<Incoming>, client: &Client, user: &mut Option<String>) -> Response<Body> {
+    async fn respond(
+        &self,
+        request: &Request<Incoming>,
+        client: &HttpClient,
+        user: &mut Option<String>,
+    ) -> Response<ReplyBody> {
         let uri = request.uri();
         let path = uri.path();
         match path {
@@ -129,10 +134,10 @@ impl CacheNode {
         self.send(parsed, request, client).await
     }
 
-    async fn send(&self, parsed: RequestPath, request: &Request<Incoming>, client: &Client) -> Response<Body> {
+    async fn send(&self, parsed: RequestPath, request: &Request<Incoming>, client: &HttpClient) -> Response<ReplyBody> {
         let is_http1 = matches!(request.version(), Version::HTTP_10 | Version::HTTP_11);
         let windows: Option<&Windows> = client.windows.as_ref().filter(|_| is_http1);
-        let wish = Wish {
+        let wish = GetRequest {
             method: request.method(),
             path: request.uri().path(),
             query: request.uri().query(),
@@ -143,7 +148,7 @@ impl CacheNode {
     }
 
     /// Ready: requests can be answered from the fast pool, whether the pool answers or not.
-    fn ready(&self) -> Response<Body> {
+    fn ready(&self) -> Response<ReplyBody> {
         match self.ending.is_cancelled() {
             true => reply::text(StatusCode::SERVICE_UNAVAILABLE, "ending"),
             false => reply::text(StatusCode::OK, "ready"),
@@ -151,14 +156,14 @@ impl CacheNode {
     }
 }
 
-fn options() -> Response<Body> {
-    let mut response = Response::new(Body::empty());
+fn options() -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
     response
 }
 
-fn unallowed(verdict: &Verdict) -> Response<Body> {
+fn unallowed(verdict: &Verdict) -> Response<ReplyBody> {
     match verdict {
         Verdict::Refused(why) => reply::text(StatusCode::FORBIDDEN, why),
         _ => {
@@ -181,12 +186,14 @@ fn one_client(address: IpAddr) -> IpAddr {
 }
 
 impl Door for CacheNode {
-    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Body> {
+    async fn answer(&self, request: Request<Incoming>, client: HttpClient) -> Response<ReplyBody> {
         let begun = Instant::now();
         let mut user = None;
         let response = self.respond(&request, &client, &mut user).await;
         let Some(log) = &self.log else { return response };
-        let text = |name| request.headers().get(name).map(|v: &HeaderValue| String::from_utf8_lossy(v.as_bytes()).into_owned());
+        let text = |name| {
+            request.headers().get(name).map(|v: &HeaderValue| String::from_utf8_lossy(v.as_bytes()).into_owned())
+        };
         let entry = LogEntry {
             time: SystemTime::now(),
             client: client.address.ip(),
@@ -203,9 +210,7 @@ impl Door for CacheNode {
             cache_status: response.headers().get(reply::CACHE_STATUS).and_then(|v| v.to_str().ok()).map(str::to_owned),
         };
         let log = log.clone();
-        response.map(|body| {
-            body.counted(move |bytes| log.note(LogEntry { bytes, duration: begun.elapsed(), ..entry }))
-        })
+        response.map(|body| body.counted(move |bytes| log.note(LogEntry { bytes, duration: begun.elapsed(), ..entry })))
     }
 }
 

@@ -18,11 +18,11 @@ use futures::{StreamExt, stream};
 use http::header::{self, HeaderValue};
 use http::{HeaderMap, Method, Response, StatusCode};
 
-pub use self::path::{RequestPath, parse};
 use self::conditions::Decision;
-use self::open_files::{Found, OpenFile, OpenFiles, Origin};
+use self::open_files::{AnswerOrigin, Found, OpenFile, ServedFiles};
+pub use self::path::{RequestPath, parse};
 use self::ranges::Wanted;
-use crate::body::Body;
+use crate::body::ReplyBody;
 use crate::transport::Windows;
 
 /// The methods that are answered.
@@ -48,14 +48,14 @@ pub struct ContentOptions {
 }
 
 /// The files of one pool.
-pub struct Content {
-    files: OpenFiles,
+pub struct PoolContent {
+    files: ServedFiles,
     overlay: Overlay,
     options: ContentOptions,
 }
 
 /// A GET or HEAD request for a path.
-pub(crate) struct Wish<'a> {
+pub(crate) struct GetRequest<'a> {
     pub method: &'a Method,
     pub path: &'a str,
     pub query: Option<&'a str>,
@@ -64,14 +64,14 @@ pub(crate) struct Wish<'a> {
     pub windows: Option<&'a Windows>,
 }
 
-impl Content {
+impl PoolContent {
     /// Needs a tokio runtime.
     pub fn new(overlay: Overlay, options: ContentOptions) -> Self {
-        let files = OpenFiles::new(overlay.clone(), options.user.clone(), options.stale_while_revalidate);
+        let files = ServedFiles::new(overlay.clone(), options.user.clone(), options.stale_while_revalidate);
         Self { files, overlay, options }
     }
 
-    pub(crate) async fn answer(&self, parsed: RequestPath, wish: Wish<'_>) -> Response<Body> {
+    pub(crate) async fn answer(&self, parsed: RequestPath, wish: GetRequest<'_>) -> Response<ReplyBody> {
         let found = match self.files.open(&parsed.path).await {
             Ok(found) => found,
             Err(error) => return failed(&error),
@@ -100,9 +100,14 @@ impl Content {
         self.files.forget_below(path);
     }
 
-    async fn file(&self, file: &Arc<OpenFile>, (origin, confirmed): (Origin, Instant), wish: &Wish<'_>) -> Response<Body> {
+    async fn file(
+        &self,
+        file: &Arc<OpenFile>,
+        (origin, confirmed): (AnswerOrigin, Instant),
+        wish: &GetRequest<'_>,
+    ) -> Response<ReplyBody> {
         let size = file.served.size;
-        let mut response = Response::new(Body::empty());
+        let mut response = Response::new(ReplyBody::empty());
         let headers = response.headers_mut();
         describe(file, (origin, confirmed), headers);
         let range = match conditions::decide(wish.headers, &file.etag, file.modified) {
@@ -147,7 +152,7 @@ impl Content {
         let length = parts.iter().map(|(head, range)| head.len() as u64 + (range.end - range.start)).sum::<u64>();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-        if origin == Origin::Pool {
+        if origin == AnswerOrigin::Pool {
             let wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
             let hit = file.served.was_resident || wanted.clone().all(|range| file.served.has(range));
             headers.insert(reply::CACHE_STATUS, if hit { reply::CONFIRMED } else { reply::MISS });
@@ -164,7 +169,7 @@ impl Content {
 }
 
 /// Sets the headers that describe a version, in all responses about it.
-fn describe(file: &OpenFile, (origin, confirmed): (Origin, Instant), headers: &mut HeaderMap) {
+fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), headers: &mut HeaderMap) {
     headers.insert(header::ETAG, file.etag_value.clone());
     headers.insert(header::LAST_MODIFIED, file.last_modified.clone());
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -182,7 +187,7 @@ fn describe(file: &OpenFile, (origin, confirmed): (Origin, Instant), headers: &m
             headers.insert(header::CACHE_CONTROL, reply::value(format!("max-age={}", ttl.as_secs())));
             headers.insert(header::AGE, HeaderValue::from(age));
             match origin {
-                Origin::Stale => reply::STALE,
+                AnswerOrigin::Stale => reply::STALE,
                 _ => reply::value(format!("forebay; hit; ttl={}", ttl.as_secs().saturating_sub(age))),
             }
         }
@@ -197,7 +202,7 @@ async fn body(
     parts: Vec<(Bytes, std::ops::Range<u64>)>,
     length: u64,
     windows: Option<&Windows>,
-) -> Result<Body, Error> {
+) -> Result<ReplyBody, Error> {
     if let [(head, range)] = &parts[..]
         && head.is_empty()
     {
@@ -205,15 +210,15 @@ async fn body(
         if bytes > COPIED_BYTES
             && let Some(lent) = lend(file, range, windows)
         {
-            return Ok(Body::from(lent));
+            return Ok(ReplyBody::from(lent));
         }
         let first = file.served.read(range.start, bytes.min(PIECE_BYTES.into()) as u32).await?;
         if first.len() as u64 == bytes {
-            return Ok(Body::from(first));
+            return Ok(ReplyBody::from(first));
         }
         let rest = range.start + first.len() as u64..range.end;
         let pieces = stream::iter([Ok(first)]).chain(pieces(file.clone(), rest));
-        return Ok(Body::pieces(pieces, Some(length)));
+        return Ok(ReplyBody::pieces(pieces, Some(length)));
     }
     let (file, windows) = (file.clone(), windows.cloned());
     let pieces = stream::iter(parts).flat_map(move |(head, range)| {
@@ -224,7 +229,7 @@ async fn body(
         };
         head.chain(content)
     });
-    Ok(Body::pieces(pieces, Some(length)))
+    Ok(ReplyBody::pieces(pieces, Some(length)))
 }
 
 fn lend(file: &Arc<OpenFile>, range: &std::ops::Range<u64>, windows: Option<&Windows>) -> Option<Bytes> {
@@ -254,7 +259,7 @@ fn pieces(
 }
 
 /// Returns the response for an error. What the pool said stays in the log.
-pub(crate) fn failed(error: &Error) -> Response<Body> {
+pub(crate) fn failed(error: &Error) -> Response<ReplyBody> {
     let (status, why) = match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::NameTooLong | ErrorKind::InvalidInput => {
             (StatusCode::NOT_FOUND, "no such file")

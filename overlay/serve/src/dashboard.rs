@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::page::{Events, MountSource, Residency};
-use crate::{Body, Client, Door, metrics, page};
+use crate::{Door, HttpClient, ReplyBody, metrics, page};
 
 /// Serves the metrics, the page and its data.
 pub struct Dashboard<S> {
@@ -49,7 +49,7 @@ impl<S: MountSource> Dashboard<S> {
         matches!(user, Ok(Ok(Some(user))) if user == 0 || user == own)
     }
 
-    async fn get(&self, uri: &Uri, client: SocketAddr) -> Response<Body> {
+    async fn get(&self, uri: &Uri, client: SocketAddr) -> Response<ReplyBody> {
         let (path, query) = (uri.path(), uri.query());
         if matches!(path, "/events" | "/resident" | "/job") && !self.may_see_names(client).await {
             let why = "it has names of files: only root and the user who mounted may read it\n";
@@ -73,7 +73,7 @@ impl<S: MountSource> Dashboard<S> {
         }
     }
 
-    async fn scrape(&self) -> Response<Body> {
+    async fn scrape(&self) -> Response<ReplyBody> {
         let registry = self.registry.clone();
         let scraped = tokio::task::spawn_blocking(move || metrics::exposition(&registry)).await;
         match scraped {
@@ -85,7 +85,7 @@ impl<S: MountSource> Dashboard<S> {
 }
 
 impl<S: MountSource> Door for Dashboard<S> {
-    async fn answer(&self, request: Request<Incoming>, client: Client) -> Response<Body> {
+    async fn answer(&self, request: Request<Incoming>, client: HttpClient) -> Response<ReplyBody> {
         let (request, _) = request.into_parts();
         if self.address.ip().is_loopback() && !names_this_machine(&request) {
             // A page of another site whose name stands for 127.0.0.1 would read the answers otherwise.
@@ -93,7 +93,7 @@ impl<S: MountSource> Door for Dashboard<S> {
         }
         match request.method {
             Method::GET => self.get(&request.uri, client.address).await,
-            Method::HEAD => self.get(&request.uri, client.address).await.map(|_| Body::empty()),
+            Method::HEAD => self.get(&request.uri, client.address).await.map(|_| ReplyBody::empty()),
             _ => {
                 let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are allowed\n");
                 response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
@@ -127,8 +127,8 @@ fn argument(name: &str, query: Option<&str>) -> Option<String> {
     percent_encoding::percent_decode_str(value).decode_utf8().ok().map(Into::into)
 }
 
-fn plain(status: StatusCode, text: &str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text.to_owned()));
+fn plain(status: StatusCode, text: &str) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::from(text.to_owned()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response

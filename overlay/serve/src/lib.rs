@@ -26,12 +26,12 @@ pub mod page;
 mod tls;
 mod transport;
 
-pub use access::Access;
+pub use access::AccessRules;
 pub use access_log::{AccessLog, LogFormat};
-pub use body::Body;
+pub use body::ReplyBody;
 pub use cache_node::{CacheNode, CacheNodeOptions};
 pub use content::{ContentOptions, RequestPath, parse};
 pub use dashboard::Dashboard;
-pub use listener::{Client, Door, Listener, ListenerLimits};
+pub use listener::{Door, HttpClient, Listener, ListenerLimits};
 pub use tls::Certificate;
-pub use transport::{Lender, Mapped, Windows};
+pub use transport::{Mapped, MappedOwner, Windows};

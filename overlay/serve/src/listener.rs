@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 
-use super::body::Body;
+use super::body::ReplyBody;
 use super::transport::{Patient, Plain, Windows};
 
 /// The pause after a connection could not be accepted: probably the process is out of descriptors.
@@ -29,12 +29,16 @@ const STREAMS: u32 = 100;
 
 /// What answers requests.
 pub trait Door: Send + Sync + 'static {
-    fn answer(&self, request: Request<Incoming>, client: Client) -> impl Future<Output = Response<Body>> + Send;
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        client: HttpClient,
+    ) -> impl Future<Output = Response<ReplyBody>> + Send;
 }
 
 /// Whose request it is.
 #[derive(Clone)]
-pub struct Client {
+pub struct HttpClient {
     pub address: SocketAddr,
     /// Where mapped bodies can be lent to; `None` with TLS. Only HTTP/1.x responses may be lent.
     pub windows: Option<Windows>,
@@ -155,12 +159,12 @@ async fn connection(
     let ended = match tls {
         None => {
             let windows = Windows::default();
-            let client = Client { address, windows: Some(windows.clone()) };
+            let client = HttpClient { address, windows: Some(windows.clone()) };
             exchange(Patient::new(Plain::new(stream, windows), limits.stalled), client, limits, watcher, door).await
         }
         Some(tls) => match tokio::time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
-                let client = Client { address, windows: None };
+                let client = HttpClient { address, windows: None };
                 exchange(Patient::new(TokioIo::new(stream), limits.stalled), client, limits, watcher, door).await
             }
             Ok(Err(error)) => Err(format!("TLS: {error}")),
@@ -174,7 +178,7 @@ async fn connection(
 
 async fn exchange(
     io: impl Read + Write + Unpin + Send + 'static,
-    client: Client,
+    client: HttpClient,
     limits: &ListenerLimits,
     watcher: Watcher,
     door: Arc<impl Door>,

@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 pub use engine::EngineMetrics;
 pub use operations::{OperationCounts, OperationMetrics};
 
-use crate::Body;
+use crate::ReplyBody;
 
 /// What begins the name of every metric.
 const PREFIX: &str = "forebay";
@@ -29,10 +29,10 @@ pub fn registry() -> Registry {
 ///
 /// # Errors
 /// A collector failed.
-pub fn exposition(registry: &Registry) -> Result<Response<Body>, std::fmt::Error> {
+pub fn exposition(registry: &Registry) -> Result<Response<ReplyBody>, std::fmt::Error> {
     let mut text = String::new();
     prometheus_text::encode(&mut text, registry)?;
-    let mut response = Response::new(Body::from(text));
+    let mut response = Response::new(ReplyBody::from(text));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(prometheus_text::CONTENT_TYPE));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

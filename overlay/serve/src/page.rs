@@ -19,7 +19,7 @@ pub use events::Events;
 pub use job::job;
 pub use residency::Residency;
 
-use crate::Body;
+use crate::ReplyBody;
 use crate::metrics::OperationCounts;
 
 /// What the page shows of a mount beside what the engine knows.
@@ -40,14 +40,14 @@ pub trait MountSource: Send + Sync + 'static {
     fn job_files(&self, id: String) -> BoxFuture<'_, Result<Option<Vec<JobFile>>>>;
 }
 
-fn json(value: &serde_json::Value) -> Response<Body> {
-    let mut response = Response::new(Body::from(value.to_string()));
+fn json(value: &serde_json::Value) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::from(value.to_string()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-fn failed(status: StatusCode, why: &str) -> Response<Body> {
+fn failed(status: StatusCode, why: &str) -> Response<ReplyBody> {
     let mut response = json(&serde_json::json!({ "error": why }));
     *response.status_mut() = status;
     response
@@ -76,9 +76,9 @@ const FILES: [(&str, &str, &str); 9] = [
 ];
 
 /// Returns a file of the page. `None`: it has no such file.
-pub fn file(path: &str) -> Option<Response<Body>> {
+pub fn file(path: &str) -> Option<Response<ReplyBody>> {
     let (_, kind, text) = FILES.iter().find(|(name, ..)| *name == path)?;
-    let mut response = Response::new(Body::from(Bytes::from_static(text.as_bytes())));
+    let mut response = Response::new(ReplyBody::from(Bytes::from_static(text.as_bytes())));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     // After an upgrade, the old script would not understand the new data.

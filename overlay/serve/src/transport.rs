@@ -52,15 +52,15 @@ impl Mapped {
 }
 
 /// What keeps a mapping, and with it the content file, as it is.
-pub trait Lender: Send + Sync + 'static {
+pub trait MappedOwner: Send + Sync + 'static {
     fn mapped(&self) -> Option<&Mapped>;
 }
 
 /// The mapped bodies that a connection is about to send.
 #[derive(Clone, Default)]
-pub struct Windows(Arc<Mutex<Vec<Window>>>);
+pub struct Windows(Arc<Mutex<Vec<MappedWindow>>>);
 
-struct Window {
+struct MappedWindow {
     from: usize,
     bytes: usize,
     file: Arc<File>,
@@ -69,13 +69,13 @@ struct Window {
 
 impl Windows {
     /// Returns a part of a mapped file as a body. `None` if nothing is mapped, or the part is not inside the mapping.
-    pub fn lend<T: Lender>(&self, lender: &Arc<T>, offset: u64, bytes: u64) -> Option<Bytes> {
+    pub fn lend<T: MappedOwner>(&self, lender: &Arc<T>, offset: u64, bytes: u64) -> Option<Bytes> {
         let mapped = lender.mapped()?;
         let start = usize::try_from(offset).ok()?;
         let range = start..start.checked_add(usize::try_from(bytes).ok()?)?;
         let from = mapped.map.get(range.clone())?.as_ptr() as usize;
-        self.0.lock().push(Window { from, bytes: range.len(), file: mapped.file.clone(), offset });
-        Some(Bytes::from_owner(Lent { windows: self.clone(), lender: lender.clone(), range, from }))
+        self.0.lock().push(MappedWindow { from, bytes: range.len(), file: mapped.file.clone(), offset });
+        Some(Bytes::from_owner(LentBytes { windows: self.clone(), lender: lender.clone(), range, from }))
     }
 
     /// Returns the file that a buffer stands for, with the offset in it.
@@ -88,24 +88,24 @@ impl Windows {
 }
 
 /// A body that stands for a part of a file.
-struct Lent<T: Lender> {
+struct LentBytes<T: MappedOwner> {
     windows: Windows,
     lender: Arc<T>,
     range: Range<usize>,
     from: usize,
 }
 
-impl<T: Lender> AsRef<[u8]> for Lent<T> {
+impl<T: MappedOwner> AsRef<[u8]> for LentBytes<T> {
     fn as_ref(&self) -> &[u8] {
         self.lender.mapped().and_then(|mapped| mapped.map.get(self.range.clone())).unwrap_or_default()
     }
 }
 
-impl<T: Lender> Drop for Lent<T> {
+impl<T: MappedOwner> Drop for LentBytes<T> {
     fn drop(&mut self) {
         let mut windows = self.windows.0.lock();
         // The same part may be lent twice: each of them takes one away.
-        let same = |window: &Window| (window.from, window.bytes) == (self.from, self.range.len());
+        let same = |window: &MappedWindow| (window.from, window.bytes) == (self.from, self.range.len());
         if let Some(at) = windows.iter().position(same) {
             windows.swap_remove(at);
         }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{CacheNode, unallowed};
 use crate::access::Verdict;
-use crate::body::Body;
+use crate::body::ReplyBody;
 use crate::content::{failed, parse, reply};
 
 /// Who owns the leases of what is prefetched.
@@ -27,8 +27,8 @@ struct Managed {
     message: Option<String>,
 }
 
-fn json(status: StatusCode, managed: &Managed) -> Response<Body> {
-    let mut response = Response::new(Body::from(serde_json::to_string(managed).unwrap_or_default() + "\n"));
+fn json(status: StatusCode, managed: &Managed) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::from(serde_json::to_string(managed).unwrap_or_default() + "\n"));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
@@ -41,7 +41,7 @@ impl CacheNode {
         command: &str,
         request: &Request<Incoming>,
         user: &mut Option<String>,
-    ) -> Response<Body> {
+    ) -> Response<ReplyBody> {
         let (verb, path) = command.split_at(command.find('/').unwrap_or(command.len()));
         if !matches!(verb, "purge" | "prefetch") {
             return reply::text(StatusCode::NOT_FOUND, "no such file");

@@ -10,7 +10,7 @@ use http::{HeaderMap, Response};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde::Serialize;
 
-use crate::body::Body;
+use crate::body::ReplyBody;
 
 /// What may stand in a path as it is.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -41,7 +41,7 @@ fn href(entry: &ServedEntry) -> String {
 }
 
 /// Returns the page. JSON if the query has `format=json`, or if the request accepts JSON and no HTML.
-pub fn page(path: &str, query: Option<&str>, request: &HeaderMap, entries: &[ServedEntry]) -> Response<Body> {
+pub fn page(path: &str, query: Option<&str>, request: &HeaderMap, entries: &[ServedEntry]) -> Response<ReplyBody> {
     let accepts = |what: &str| {
         request.get_all(header::ACCEPT).iter().filter_map(|v| v.to_str().ok()).any(|text| text.contains(what))
     };
@@ -51,7 +51,7 @@ pub fn page(path: &str, query: Option<&str>, request: &HeaderMap, entries: &[Ser
         true => ("application/json", as_json(entries)),
         false => ("text/html; charset=utf-8", as_html(path, entries)),
     };
-    let mut response = Response::new(Body::from(body));
+    let mut response = Response::new(ReplyBody::from(body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -123,7 +123,10 @@ mod tests {
             entry(b"\xff \"quoted\"", FileKind::Directory),
         ];
         let html = as_html("/a%3Cb%3E/", &entries);
-        assert!(!html.contains("<script>") && !html.contains("\"javascript:") && html.contains("/a&lt;b&gt;/"), "{html}");
+        assert!(
+            !html.contains("<script>") && !html.contains("\"javascript:") && html.contains("/a&lt;b&gt;/"),
+            "{html}"
+        );
         assert!(html.contains("./%FF%20%22quoted%22/"), "{html}");
         let json: serde_json::Value = serde_json::from_str(&as_json(&entries)).unwrap();
         assert_eq!(json[2]["href"], "./%FF%20%22quoted%22/");

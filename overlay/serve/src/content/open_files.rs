@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::directory::time;
 use super::reply;
-use crate::transport::{Lender, Mapped};
+use crate::transport::{Mapped, MappedOwner};
 
 /// The most files that stay open although no response uses them: each holds a descriptor, and its content cannot be
 /// evicted.
@@ -40,7 +40,7 @@ pub struct OpenFile {
 
 /// What an answer is based on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum AnswerOrigin {
     /// The engine was asked now.
     Pool,
     /// The file is fresh.
@@ -51,7 +51,11 @@ pub enum Origin {
 
 pub enum Found {
     /// `confirmed`: when the engine was asked last.
-    File { file: Arc<OpenFile>, origin: Origin, confirmed: Instant },
+    File {
+        file: Arc<OpenFile>,
+        origin: AnswerOrigin,
+        confirmed: Instant,
+    },
     Directory(Ino),
 }
 
@@ -95,12 +99,12 @@ struct Shared {
     bytes_max: u64,
 }
 
-pub struct OpenFiles {
+pub struct ServedFiles {
     shared: Arc<Shared>,
     stale_while_revalidate: Duration,
 }
 
-impl OpenFiles {
+impl ServedFiles {
     pub fn new(overlay: Overlay, user: UserGroups, stale_while_revalidate: Duration) -> Self {
         let bytes_max = overlay.fast_pool().budget.limit() / OPEN_SHARE;
         let kept = Mutex::new(KeptFiles { by_path: LruCache::unbounded(), bytes: 0 });
@@ -131,13 +135,15 @@ impl OpenFiles {
         let kept = all.by_path.get_mut(path)?;
         let age = kept.confirmed.elapsed();
         let origin = match kept.file.served.fresh_for {
-            None => Origin::Fresh,
-            Some(fresh_for) if age < fresh_for => Origin::Fresh,
-            Some(fresh_for) if !fresh_for.is_zero() && age < fresh_for + self.stale_while_revalidate => Origin::Stale,
+            None => AnswerOrigin::Fresh,
+            Some(fresh_for) if age < fresh_for => AnswerOrigin::Fresh,
+            Some(fresh_for) if !fresh_for.is_zero() && age < fresh_for + self.stale_while_revalidate => {
+                AnswerOrigin::Stale
+            }
             Some(_) => return None,
         };
         kept.used = Instant::now();
-        let must = origin == Origin::Stale && !kept.refreshing.swap(true, Ordering::AcqRel);
+        let must = origin == AnswerOrigin::Stale && !kept.refreshing.swap(true, Ordering::AcqRel);
         let refresh = must.then(|| kept.refreshing.clone());
         Some((Found::File { file: kept.file.clone(), origin, confirmed: kept.confirmed }, refresh))
     }
@@ -145,7 +151,8 @@ impl OpenFiles {
     /// Closes the files at a path and below it.
     pub fn forget_below(&self, path: &PoolPath) {
         let mut all = self.shared.kept.lock();
-        let below: Vec<PoolPath> = all.by_path.iter().map(|(at, _)| at).filter(|at| at.starts_with(path)).cloned().collect();
+        let below: Vec<PoolPath> =
+            all.by_path.iter().map(|(at, _)| at).filter(|at| at.starts_with(path)).cloned().collect();
         let closed: Vec<_> = below.iter().filter_map(|at| all.take(at)).collect();
         drop(all);
         drop(closed);
@@ -179,7 +186,7 @@ impl Shared {
             }
         };
         let file = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
-        Ok(Found::File { file, origin: Origin::Pool, confirmed })
+        Ok(Found::File { file, origin: AnswerOrigin::Pool, confirmed })
     }
 
     fn forget(&self, path: &PoolPath) {
@@ -235,8 +242,7 @@ impl OpenFile {
     }
 }
 
-impl Lender for OpenFile {
-
+impl MappedOwner for OpenFile {
     /// Returns the mapping of the content file, if all of it is resident.
     fn mapped(&self) -> Option<&Mapped> {
         let content = self.served.resident()?;

@@ -6,7 +6,7 @@ use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
 use super::reply;
-use crate::body::Body;
+use crate::body::ReplyBody;
 
 /// The longest path, in bytes: Linux's PATH_MAX.
 const PATH_MAX: usize = 4096;
@@ -59,7 +59,7 @@ fn check_escapes(name: &str) -> Result<(), &'static str> {
 }
 
 /// Returns the redirection of a directory's name to the name with a slash, to which relative links fit.
-pub fn with_slash(path: &str, query: Option<&str>) -> Response<Body> {
+pub fn with_slash(path: &str, query: Option<&str>) -> Response<ReplyBody> {
     let mut response = reply::text(StatusCode::MOVED_PERMANENTLY, "this is a directory");
     // Relative, so that neither scheme nor host of a proxy before this server matters.
     let name = path.rsplit('/').next().unwrap_or_default();
@@ -88,8 +88,21 @@ mod tests {
     #[test]
     fn what_leads_elsewhere_is_refused() {
         for path in [
-            "/../etc/passwd", "/a/../b", "/%2e%2e/etc/passwd", "/a/%2e", "/..%2f..%2fetc", "/a%2fb", "/a%00b", "/a//b",
-            "//a", "/a/%", "/a/%2", "/a/%zz", "a", "", "/./a",
+            "/../etc/passwd",
+            "/a/../b",
+            "/%2e%2e/etc/passwd",
+            "/a/%2e",
+            "/..%2f..%2fetc",
+            "/a%2fb",
+            "/a%00b",
+            "/a//b",
+            "//a",
+            "/a/%",
+            "/a/%2",
+            "/a/%zz",
+            "a",
+            "",
+            "/./a",
         ] {
             assert!(of(path).is_err(), "{path}");
         }

@@ -144,7 +144,8 @@ mod tests {
     }
 
     fn spec() -> impl Strategy<Value = String> {
-        let n = || prop_oneof![8 => (0_u64..40).prop_map(|n| n.to_string()), 1 => Just("99999999999999999999".to_owned())];
+        let n =
+            || prop_oneof![8 => (0_u64..40).prop_map(|n| n.to_string()), 1 => Just("99999999999999999999".to_owned())];
         prop_oneof![
             6 => (n(), n()).prop_map(|(a, b)| format!("{a}-{b}")),
             3 => n().prop_map(|a| format!("{a}-")),
@@ -197,7 +198,8 @@ mod tests {
     #[test]
     fn a_multipart_body_has_a_head_for_each_range() {
         let (content_type, parts) = multipart(&[0..2, 5..6], 10, &HeaderValue::from_static("text/plain"));
-        let boundary = content_type.to_str().unwrap().strip_prefix("multipart/byteranges; boundary=").unwrap().to_owned();
+        let boundary =
+            content_type.to_str().unwrap().strip_prefix("multipart/byteranges; boundary=").unwrap().to_owned();
         let file = b"0123456789";
         let mut body = Vec::new();
         for (head, range) in parts {

@@ -3,7 +3,7 @@
 use http::header::{self, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
-use crate::body::Body;
+use crate::body::ReplyBody;
 
 /// RFC 9211.
 pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
@@ -17,8 +17,8 @@ pub const STALE: HeaderValue = HeaderValue::from_static("forebay; hit; detail=ST
 pub const MISS: HeaderValue = HeaderValue::from_static("forebay; fwd=miss");
 
 /// Returns a response with one line of text.
-pub fn text(status: StatusCode, line: &str) -> Response<Body> {
-    let mut response = Response::new(Body::from(format!("{line}\n")));
+pub fn text(status: StatusCode, line: &str) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::from(format!("{line}\n")));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -19,7 +19,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::MountSource;
-use crate::Body;
+use crate::ReplyBody;
 
 /// The time between two events.
 const TICK: Duration = Duration::from_secs(1);
@@ -90,9 +90,9 @@ impl<S: MountSource> Events<S> {
     }
 
     /// Answers a page that asks for its data. The answer ends with `stop`, or when the page is closed.
-    pub fn answer(&self, stop: CancellationToken) -> Response<Body> {
+    pub fn answer(&self, stop: CancellationToken) -> Response<ReplyBody> {
         let Ok(slot) = self.slots.clone().try_acquire_owned() else {
-            let mut response = Response::new(Body::from(format!("{PAGES_MAX} pages are open: close one\n")));
+            let mut response = Response::new(ReplyBody::from(format!("{PAGES_MAX} pages are open: close one\n")));
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
             return response;
         };
@@ -100,7 +100,7 @@ impl<S: MountSource> Events<S> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (overlay, source) = (self.overlay.clone(), self.source.clone());
         let events = EventStream { overlay, source, stop, tick, sent: 0, census_sent: None, _slot: slot };
-        let mut response = Response::new(Body::pieces(events.pieces(), None));
+        let mut response = Response::new(ReplyBody::pieces(events.pieces(), None));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -3,13 +3,13 @@
 use http::{Response, StatusCode};
 
 use super::{MountSource, failed, json};
-use crate::Body;
+use crate::ReplyBody;
 
 /// Files that are sent: those that the job used first.
 const FILES_MAX: usize = 1000;
 
 /// Answers which files a job used.
-pub async fn job<S: MountSource>(source: &S, id: String) -> Response<Body> {
+pub async fn job<S: MountSource>(source: &S, id: String) -> Response<ReplyBody> {
     match source.job_files(id).await {
         Ok(Some(mut files)) => {
             files.sort_by_key(|file| file.first_use_rank);

@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 use tokio::sync::Mutex;
 
 use super::{failed, json};
-use crate::Body;
+use crate::ReplyBody;
 
 /// A count is used for so long, and for so many times as long as it took: counts take a fixed share of one core at
 /// most.
@@ -30,7 +30,7 @@ impl Residency {
     }
 
     /// Answers for a directory. `path` is relative to the mount, with other bytes than UTF-8 as `\xNN`.
-    pub async fn answer(&self, path: &str) -> Response<Body> {
+    pub async fn answer(&self, path: &str) -> Response<ReplyBody> {
         let Some(path) = paths::decode(path).and_then(PoolPath::parse) else {
             return failed(StatusCode::BAD_REQUEST, "the path is not a path below the mount");
         };
