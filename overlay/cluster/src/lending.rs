@@ -104,7 +104,7 @@ impl Lender {
         if let Err(why) = self.check(ask, facts) {
             return Lend::Answer(PeerAnswer::Not(why));
         }
-        let retry_after = self.usual.clamp(RETRY_SHORTEST * self.times, RETRY_LONGEST * self.times);
+        let retry_after = (self.usual / 2).clamp(RETRY_SHORTEST * self.times, RETRY_LONGEST * self.times);
         match facts.held {
             HeldRange::Resident => {}
             HeldRange::FromPool => return Lend::WhenArrived,
