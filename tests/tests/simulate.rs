@@ -1,4 +1,4 @@
-//! `forebay simulate eviction`: what it prints for a trace whose misses are known, and how it refuses a file that is no trace.
+//! `forebay simulate`: what it prints for a trace whose misses are known and for small clusters, and what it refuses.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -121,5 +121,56 @@ fn what_makes_no_sense_is_refused_with_what_is_wrong() {
         let answer = simulate(&trace, args).refused(USAGE, words);
         assert!(!answer.err.contains("panicked"), "{answer}");
         assert!(answer.out.is_empty(), "a refusal is no output: {answer}");
+    }
+}
+
+fn simulate_cluster(args: &[&str]) -> Answer {
+    run(Command::new(forebay()).args(["simulate", "cluster"]).args(args), LIMIT)
+}
+
+#[test]
+fn a_cluster_reads_the_pool_once_and_each_node_for_itself_without_peers() {
+    let small = ["--nodes", "30", "--bytes", "2GiB", "--scenario", "storm", "--json"];
+    let shared = &json(&simulate_cluster(&small).ok())[0];
+    assert_eq!((&shared["pool_copies"], &shared["jobs_finished"]), (&1.0.into(), &30.into()), "{shared}");
+    assert!(shared["of_bound"].as_f64().unwrap() >= 1.0, "{shared}");
+    let alone = &json(&simulate_cluster(&[&small[..], &["--placement", "pool"]].concat()).ok())[0];
+    assert_eq!((&alone["pool_copies"], &alone["peer_bytes"]), (&30.0.into(), &0.into()), "{alone}");
+    let again = &json(&simulate_cluster(&small).ok())[0];
+    assert_eq!(again, shared, "the same arguments give the same result");
+}
+
+#[test]
+fn all_scenarios_are_shown_to_people_and_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let plot = dir.path().join("cluster.svg");
+    let args = ["--nodes", "40", "--bytes", "4GiB", "--affected", "0.1", "--plot", plot.to_str().unwrap()];
+    let answer = simulate_cluster(&args).ok();
+    for word in ["40 nodes", "storm", "loss", "slow", "rolling", "copies", "of bound", "passed over", "gone"] {
+        assert!(answer.out.contains(word), "no `{word}`: {answer}");
+    }
+    let svg = fs::read_to_string(&plot).unwrap();
+    for word in ["<svg", "</svg>", "read by the jobs", "sent by the pool", "rolling", "<polyline"] {
+        assert!(svg.contains(word), "no `{word}` in the plot");
+    }
+}
+
+#[test]
+fn clusters_that_make_no_sense_are_refused() {
+    for (args, words) in [
+        (&["--nodes", "0"][..], &["--nodes", "10000"][..]),
+        (&["--nodes", "ten"], &["--nodes", "ten"]),
+        (&["--bytes", "0"], &["bytes", "above zero"]),
+        (&["--scenario", "flood"], &["flood", "storm", "rolling"]),
+        (&["--affected", "1", "--nodes", "10"], &["share of lost or slow nodes", "below 1"]),
+        (&["--affected=-1"], &["--affected"]),
+        (&["--bytes", "100EB"], &["at most 1 PiB"]),
+        (&["--bytes", "1TB", "--nodes", "10", "--pool", "1kB/s"], &["more than 30 days", "higher rates"]),
+        (&["--network", "fast"], &["--network", "100MB/s"]),
+        (&["--placement", "dedicated"], &["dedicated", "cache nodes"]),
+        (&["--placement", "everywhere"], &["everywhere", "dedicated"]),
+    ] {
+        let answer = simulate_cluster(args).refused(USAGE, words);
+        assert!(!answer.err.contains("panicked") && answer.out.is_empty(), "{answer}");
     }
 }

@@ -21,9 +21,12 @@ const ASKING_LONGEST: Duration = Duration::from_secs(120);
 /// that they are busy without a pause.
 const ASKS_MAX: u32 = 256;
 
-/// What the pause grows by each time that an owner is busy, and the longest one.
+/// How many busy holders may name other holders before an owner is asked again.
+const DESCENTS_MAX: u32 = 4;
+
+/// What the pause grows by each time that an owner is busy, up to a multiple of what the owner says.
 const BUSY_GROWTH: f64 = 1.5;
-const BUSY_LONGEST: Duration = Duration::from_secs(2);
+const BUSY_GROWTH_MAX: f64 = 2.0;
 
 /// How long after a change of the members, a restart of this node, or a failure of a member, nodes ask those behind them.
 pub const UNSETTLED: Duration = Duration::from_secs(600);
@@ -78,6 +81,11 @@ impl PeerPatience {
         Self { usual: Self::AT_FIRST * times, times }
     }
 
+    /// Returns the longest time that a reader spends on members.
+    fn asking_longest(&self) -> Duration {
+        ASKING_LONGEST * self.times
+    }
+
     /// An answer began after this time.
     pub fn took(&mut self, time: Duration) {
         self.usual = (self.usual * 7 + time) / 8;
@@ -109,6 +117,8 @@ pub struct Asking {
     holders: SmallVec<[NodeId; HOLDERS_NAMED]>,
     /// Not to ask an owner before, because it is busy.
     wait_until: Moment,
+    /// Busy holders since an owner was asked.
+    descents: u32,
     /// How often owners were busy.
     busy: i32,
     /// Different for each range and reader, so that readers spread over holders and do not come back all at once.
@@ -146,6 +156,7 @@ impl Asking {
             passed: SmallVec::new(),
             holders: SmallVec::new(),
             wait_until: now,
+            descents: 0,
             busy: 0,
             salt: this.stable_hash() ^ key.stable_hash(),
             asks: 0,
@@ -162,7 +173,7 @@ impl Asking {
         suspicions: &mut Suspicions,
         pass_overs: &mut PassOvers,
     ) -> AskingStep {
-        if self.only_pool || self.asks >= ASKS_MAX || now >= self.began + ASKING_LONGEST {
+        if self.only_pool || self.asks >= ASKS_MAX || now >= self.began + patience.asking_longest() {
             return AskingStep::Pool;
         }
         while let Some(holder) = self.holders.pop() {
@@ -221,16 +232,21 @@ impl Asking {
             PeerAnswer::Busy { holders, retry_after } => {
                 suspicions.answered(peer);
                 pass_overs.count(PassOver::Busy);
-                let named = holders.iter().filter(|id| **id != self.this && *id != peer && !self.passed.contains(id));
-                self.holders = named.cloned().collect();
+                let from_owner = purpose == Purpose::Fetch;
+                self.descents = if from_owner { 0 } else { self.descents + 1 };
+                // Busy holders may name each other: after a few of them, an owner is asked again, with a pause before.
+                if self.descents <= DESCENTS_MAX {
+                    let may = |id: &&NodeId| **id != self.this && *id != peer && !self.passed.contains(id);
+                    self.holders = holders.iter().filter(may).cloned().collect();
+                }
                 let spread = self.salt.rotate_left(self.asks * 8);
                 if !self.holders.is_empty() {
                     let turn = (spread % self.holders.len() as u64) as usize;
                     self.holders.rotate_left(turn);
                 }
                 // Between half of the time and all of it.
-                if purpose == Purpose::Fetch {
-                    let grown = retry_after.mul_f64(BUSY_GROWTH.powi(self.busy.min(32))).min(BUSY_LONGEST);
+                if from_owner {
+                    let grown = retry_after.mul_f64(BUSY_GROWTH.powi(self.busy.min(32)).min(BUSY_GROWTH_MAX));
                     self.wait_until = now + grown.mul_f64(0.5 + (spread % 1024) as f64 / 2048.0);
                     self.busy += 1;
                 }

@@ -74,6 +74,8 @@ pub struct Lender {
     order: VecDeque<RangeKey>,
     /// What a give took lately.
     usual: Duration,
+    /// The bounds of the time are this many times as long.
+    times: u32,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -84,9 +86,17 @@ struct Lent {
 }
 
 impl Lender {
+    /// What a give is expected to take before there was one.
+    const AT_FIRST: Duration = Duration::from_millis(50);
+
     pub fn new(this: NodeId) -> Self {
-        let usual = Duration::from_millis(50);
-        Self { this, active: 0, ranges: HashMap::new(), order: VecDeque::new(), usual }
+        Self::for_long_requests(this, 1)
+    }
+
+    /// For requests that take `times` as long as those of the engine: in simulations.
+    pub(crate) fn for_long_requests(this: NodeId, times: u32) -> Self {
+        let (ranges, order) = (HashMap::new(), VecDeque::new());
+        Self { this, active: 0, ranges, order, usual: Self::AT_FIRST * times, times }
     }
 
     /// Decides what to do with a request.
@@ -94,7 +104,7 @@ impl Lender {
         if let Err(why) = self.check(ask, facts) {
             return Lend::Answer(PeerAnswer::Not(why));
         }
-        let retry_after = self.usual.clamp(RETRY_SHORTEST, RETRY_LONGEST);
+        let retry_after = (self.usual / 2).clamp(RETRY_SHORTEST * self.times, RETRY_LONGEST * self.times);
         match facts.held {
             HeldRange::Resident => {}
             HeldRange::FromPool => return Lend::WhenArrived,

@@ -16,7 +16,8 @@
 //! order of its own. All nodes start within [`START_SPREAD`].
 //!
 //! **Pieces.** A piece is what one request asks for, and what has owners: one range, or as many ranges as keep the number of
-//! reads of all nodes below [`READS_MAX`], so that a simulation takes seconds. Larger pieces make a result worse than it
+//! reads of all nodes below [`READS_MAX`], but at least [`PIECES_MIN`] of them, so that a simulation takes seconds.
+//! The times that a reader waits grow with the pieces. Larger pieces make a result worse than it
 //! would be, because a piece is forwarded only when all of it has arrived.
 
 mod cluster_model;
@@ -39,6 +40,13 @@ pub const READS_AT_ONCE: u32 = 16;
 
 /// The most reads of all nodes: some 5 s of one core.
 pub const READS_MAX: u64 = 250_000;
+
+/// The fewest pieces of a data set that has as many ranges: several times the pieces that a node reads at once.
+pub const PIECES_MIN: u64 = 64;
+
+/// The largest data set, and the longest time that a simulation may take at least.
+const DATASET_BYTES_MAX: u64 = 1 << 50;
+const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Pieces of each file of the data set.
 pub const PIECES_OF_A_FILE: u64 = 160;
@@ -118,8 +126,8 @@ pub struct ClusterSettings {
 impl ClusterSettings {
     /// Returns the bytes of a piece.
     pub fn piece_bytes(&self) -> u64 {
-        let reads = ranges_of(self.dataset_bytes).saturating_mul(u64::from(self.nodes));
-        RANGE_BYTES * reads.div_ceil(READS_MAX).max(1)
+        let pieces = (READS_MAX / u64::from(self.nodes.max(1))).max(PIECES_MIN);
+        RANGE_BYTES * ranges_of(self.dataset_bytes).div_ceil(pieces)
     }
 
     /// Returns the number of pieces of the data set; the last one counts as a whole one.
@@ -196,6 +204,13 @@ pub fn simulate(settings: &ClusterSettings) -> Result<ClusterOutcome, String> {
     }
     if settings.dataset_bytes == 0 || settings.node_rate == 0 || settings.pool_rate == 0 || settings.pool_calls == 0 {
         return Err("bytes, rates and calls are above zero".into());
+    }
+    if settings.dataset_bytes > DATASET_BYTES_MAX {
+        return Err("a data set has at most 1 PiB".into());
+    }
+    if settings.bound() > TIME_MAX {
+        let days = TIME_MAX.as_secs() / (24 * 3600);
+        return Err(format!("this takes more than {days} days: give higher rates, fewer bytes or fewer nodes"));
     }
     if !(0.0..1.0).contains(&settings.affected) {
         return Err("the share of lost or slow nodes is at least 0 and below 1".into());

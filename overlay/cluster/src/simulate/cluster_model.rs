@@ -16,7 +16,7 @@ use super::{
     RESTARTING_SHARE, ReadOrder, SLOWDOWN, START_SPREAD,
 };
 use crate::Moment;
-use crate::asking::{Asking, AskingStep, Enquiry, PeerPatience};
+use crate::asking::{Asking, AskingStep, Enquiry};
 use crate::identity::{Member, NodeId, Role};
 use crate::lending::{Lend, LocalFacts};
 use crate::members::{MemberList, MemberSource, Roster};
@@ -55,7 +55,7 @@ pub struct ClusterModel<'a> {
 impl<'a> ClusterModel<'a> {
     pub fn new(settings: &'a ClusterSettings) -> Self {
         let pieces = settings.pieces();
-        let patience = PeerPatience::for_long_requests((settings.piece_bytes() / RANGE_BYTES) as u32);
+        let times = (settings.piece_bytes() / RANGE_BYTES) as u32;
         let dedicated = if settings.placement == Placement::Dedicated { settings.cache_nodes } else { 0 };
         let mut members = MemberList::default();
         let mut nodes = Vec::new();
@@ -72,7 +72,7 @@ impl<'a> ClusterModel<'a> {
             numbers.insert(id.clone(), number);
             let member = Member { id, address: String::new(), role };
             members.join(MemberSource::Etcd, member.clone());
-            nodes.push(NodeModel::new(member, settings.node_rate, patience, course));
+            nodes.push(NodeModel::new(member, settings.node_rate, times, course));
         }
         let files = 0..pieces.div_ceil(PIECES_OF_A_FILE);
         let files = files.map(|file| FileKey::of("pool", format!("{}/{file}", settings.seed).as_bytes())).collect();
@@ -125,9 +125,9 @@ impl<'a> ClusterModel<'a> {
             self.queue.push(at, Event::Start(number));
         }
         let middle = self.settings.bound() / 2;
-        let mut drawn: Vec<u32> = (0..self.settings.nodes).collect();
+        let mut drawn: Vec<u32> = (0..count).collect();
         drawn.sort_by_key(|number| (random(seed, 2, *number), *number));
-        drawn.truncate((f64::from(self.settings.nodes) * self.settings.affected).round() as usize);
+        drawn.truncate((f64::from(count) * self.settings.affected).round() as usize);
         match self.settings.scenario {
             ClusterScenario::Storm => {}
             ClusterScenario::Loss => {

@@ -89,13 +89,15 @@ pub struct NodeModel {
     pub suspicions: Suspicions,
     pub pass_overs: PassOvers,
     pub patience: PeerPatience,
+    times: u32,
     pub pool_bytes: u64,
 }
 
 impl NodeModel {
-    pub fn new(member: Member, rate: u64, patience: PeerPatience, course: Course) -> Self {
+    /// Requests take `times` as long as those of the engine.
+    pub fn new(member: Member, rate: u64, times: u32, course: Course) -> Self {
         Self {
-            lender: Lender::new(member.id.clone()),
+            lender: Lender::for_long_requests(member.id.clone(), times),
             id: member.id.clone(),
             has_job: member.role == Role::Compute,
             member,
@@ -116,7 +118,8 @@ impl NodeModel {
             finished_at: None,
             suspicions: Suspicions::default(),
             pass_overs: PassOvers::default(),
-            patience,
+            patience: PeerPatience::for_long_requests(times),
+            times,
             pool_bytes: 0,
         }
     }
@@ -149,7 +152,7 @@ impl NodeModel {
         self.stopped_at = now;
         self.changed_at = Some(now);
         self.reading = 0;
-        self.lender = Lender::new(self.id.clone());
+        self.lender = Lender::for_long_requests(self.id.clone(), self.times);
         self.suspicions = Suspicions::default();
         self.out.clear(now);
         self.into.clear(now);

@@ -102,8 +102,15 @@ fn what_makes_no_sense_is_refused() {
         ClusterSettings { dataset_bytes: 0, ..good.clone() },
         ClusterSettings { pool_calls: 0, ..good.clone() },
         ClusterSettings { affected: 1.0, ..good.clone() },
+        ClusterSettings { dataset_bytes: u64::MAX, ..good.clone() },
+        ClusterSettings { dataset_bytes: 1 << 50, pool_rate: 1, ..good.clone() },
         ClusterSettings { placement: Placement::Dedicated, ..good.clone() },
     ] {
         assert!(simulate(&bad).is_err(), "{bad:?}");
     }
+    // The largest that is allowed overflows nothing.
+    let largest = ClusterSettings { nodes: 10_000, dataset_bytes: DATASET_BYTES_MAX, ..good };
+    assert_eq!(largest.pieces(), 64);
+    let small = ClusterSettings { nodes: 100, ..largest };
+    assert!(simulate(&small).is_ok());
 }
