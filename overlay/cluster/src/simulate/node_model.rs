@@ -156,7 +156,7 @@ impl NodeModel {
         self.suspicions = Suspicions::default();
         self.out.clear(now);
         self.into.clear(now);
-        errands.into_iter().flat_map(|(_, of)| of.waiting).collect()
+        errands.into_values().flat_map(|of| of.waiting).collect()
     }
 
     /// Changes the rate of both links.
