@@ -1,7 +1,6 @@
 //! The arguments of `forebay simulate`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
