@@ -5,6 +5,7 @@
 # make bench-observer   what the observer costs those that read
 # make bench-pools   pools behind servers, to plain clients and to other programs
 # make bench-jobs   staging ahead of real programs on a slow pool, and where nothing can be foreseen (ARGS="--runs 3 --only compile")
+# make bench-http   a cache node beside nginx: requests per second and CPU per request (ARGS="ROUNDS SECONDS")
 # make bench-policy   decisions of a policy per second, with ten thousand rules
 # make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost
 # make help    the rest
@@ -42,7 +43,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-policy lint deny advisories nightly mutants deps man install clean
+.PHONY: help build demo demo-slurm test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-policy lint deny advisories nightly mutants deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -144,6 +145,10 @@ bench-foresight:
 	@packaging/deps build
 	@timeout 3600 $(CARGO) bench -p forebay-benches --bench foresight -- $(abspath $(TRACES))
 	@timeout 600 $(CARGO) bench -p forebay-benches --bench profiles
+
+bench-http: build
+	@packaging/deps bench-http
+	@timeout 1800 benches/http.sh $(ARGS)
 
 bench-policy:
 	@timeout 600 $(CARGO) bench --workspace --bench policy

@@ -76,6 +76,12 @@ _forebay() {
             forebay,scratch)
                 cmd="forebay__subcmd__scratch"
                 ;;
+            forebay,serve)
+                cmd="forebay__subcmd__serve"
+                ;;
+            forebay,sign-url)
+                cmd="forebay__subcmd__sign__subcmd__url"
+                ;;
             forebay,simulate)
                 cmd="forebay__subcmd__simulate"
                 ;;
@@ -159,6 +165,12 @@ _forebay() {
                 ;;
             forebay__subcmd__help,scratch)
                 cmd="forebay__subcmd__help__subcmd__scratch"
+                ;;
+            forebay__subcmd__help,serve)
+                cmd="forebay__subcmd__help__subcmd__serve"
+                ;;
+            forebay__subcmd__help,sign-url)
+                cmd="forebay__subcmd__help__subcmd__sign__subcmd__url"
                 ;;
             forebay__subcmd__help,simulate)
                 cmd="forebay__subcmd__help__subcmd__simulate"
@@ -249,6 +261,12 @@ _forebay() {
                 ;;
             forebay__subcmd__help__subcmd__scratch,list)
                 cmd="forebay__subcmd__help__subcmd__scratch__subcmd__list"
+                ;;
+            forebay__subcmd__help__subcmd__simulate,cluster)
+                cmd="forebay__subcmd__help__subcmd__simulate__subcmd__cluster"
+                ;;
+            forebay__subcmd__help__subcmd__simulate,eviction)
+                cmd="forebay__subcmd__help__subcmd__simulate__subcmd__eviction"
                 ;;
             forebay__subcmd__help__subcmd__slurm,bb)
                 cmd="forebay__subcmd__help__subcmd__slurm__subcmd__bb"
@@ -457,6 +475,24 @@ _forebay() {
             forebay__subcmd__scratch__subcmd__help,list)
                 cmd="forebay__subcmd__scratch__subcmd__help__subcmd__list"
                 ;;
+            forebay__subcmd__simulate,cluster)
+                cmd="forebay__subcmd__simulate__subcmd__cluster"
+                ;;
+            forebay__subcmd__simulate,eviction)
+                cmd="forebay__subcmd__simulate__subcmd__eviction"
+                ;;
+            forebay__subcmd__simulate,help)
+                cmd="forebay__subcmd__simulate__subcmd__help"
+                ;;
+            forebay__subcmd__simulate__subcmd__help,cluster)
+                cmd="forebay__subcmd__simulate__subcmd__help__subcmd__cluster"
+                ;;
+            forebay__subcmd__simulate__subcmd__help,eviction)
+                cmd="forebay__subcmd__simulate__subcmd__help__subcmd__eviction"
+                ;;
+            forebay__subcmd__simulate__subcmd__help,help)
+                cmd="forebay__subcmd__simulate__subcmd__help__subcmd__help"
+                ;;
             forebay__subcmd__slurm,bb)
                 cmd="forebay__subcmd__slurm__subcmd__bb"
                 ;;
@@ -605,7 +641,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount serve sign-url status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -753,7 +789,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount serve sign-url status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1354,9 +1390,65 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
-        forebay__subcmd__help__subcmd__simulate)
+        forebay__subcmd__help__subcmd__serve)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__sign__subcmd__url)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__simulate)
+            opts="eviction cluster"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__simulate__subcmd__cluster)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__simulate__subcmd__eviction)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -2107,7 +2199,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__mount)
-            opts="-f -o -h --fast --limit --policy --config --foreground --immutable --read-only --throttle --memory --threads --dry-run --json --help"
+            opts="-f -o -h --fast --limit --policy --config --foreground --immutable --read-only --throttle --memory --threads --metrics --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -2138,6 +2230,10 @@ _forebay() {
                     return 0
                     ;;
                 --threads)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --metrics)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -2756,9 +2852,189 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
-        forebay__subcmd__simulate)
-            opts="-h --cache-fraction --policy --plot --json --help"
+        forebay__subcmd__serve)
+            opts="-h --fast --listen --name --limit --policy --immutable --user --access --tls-cert --tls-key --listings --rate --connections --stale-while-revalidate --access-log --access-log-format --metrics --memory --throttle --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --fast)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --listen)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --limit)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --policy)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --user)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --access)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --tls-cert)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --tls-key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --rate)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --connections)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --stale-while-revalidate)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --access-log)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --access-log-format)
+                    COMPREPLY=($(compgen -W "combined json" -- "${cur}"))
+                    return 0
+                    ;;
+                --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --memory)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --throttle)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__sign__subcmd__url)
+            opts="-h --access --valid --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --access)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --valid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate)
+            opts="-h --json --help eviction cluster help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate__subcmd__cluster)
+            opts="-h --nodes --bytes --scenario --affected --order --placement --cache-nodes --network --pool --pool-calls --seed --plot --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --nodes)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --bytes)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --scenario)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --affected)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --order)
+                    COMPREPLY=($(compgen -W "same shuffled" -- "${cur}"))
+                    return 0
+                    ;;
+                --placement)
+                    COMPREPLY=($(compgen -W "all dedicated pool" -- "${cur}"))
+                    return 0
+                    ;;
+                --cache-nodes)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --network)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pool)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pool-calls)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --seed)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --plot)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate__subcmd__eviction)
+            opts="-h --cache-fraction --policy --plot --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -2775,6 +3051,62 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate__subcmd__help)
+            opts="eviction cluster help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate__subcmd__help__subcmd__cluster)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate__subcmd__help__subcmd__eviction)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__simulate__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

@@ -30,7 +30,6 @@ pub struct Got {
     /// The exit code of curl: 0, 18 for a body that ended early, ...
     pub code: i32,
     pub status: u16,
-    /// In lower case.
     pub head: String,
     pub body: Vec<u8>,
 }
@@ -38,8 +37,8 @@ pub struct Got {
 impl Got {
     /// Returns the value of a header, or an empty text.
     pub fn header(&self, name: &str) -> &str {
-        let line = self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        line.unwrap_or_default().trim()
+        let mut fields = self.head.lines().filter_map(|line| line.split_once(": "));
+        fields.find(|(field, _)| field.eq_ignore_ascii_case(name)).map_or("", |(_, value)| value.trim())
     }
 }
 
@@ -98,8 +97,8 @@ impl Node {
         {
             return Ok(Self { name, address: address.parse().unwrap(), child });
         }
+        let code = process::wait(&mut child, LIMIT).and_then(|status| status.code());
         let _ = child.kill();
-        let code = child.wait().ok().and_then(|status| status.code());
         let err = said.join().unwrap_or_default();
         Err(Answer { command: text, code, out: line, err, took: Duration::ZERO })
     }
@@ -123,7 +122,8 @@ impl Node {
             Command::new(process::forebay()).args(["--json", "status"]).arg(self.path()),
             Duration::from_secs(30),
         );
-        serde_json::from_str(&answer.ok().out).expect("a status")
+        let value: serde_json::Value = serde_json::from_str(&answer.ok().out).expect("JSON");
+        serde_json::from_value(value["status"].clone()).expect("a status")
     }
 
     pub fn pid(&self) -> u32 {
@@ -165,7 +165,7 @@ pub fn curl(url: &str, words: &[&str]) -> Got {
             .arg(url),
         Duration::from_secs(90),
     );
-    let head = String::from_utf8_lossy(&std::fs::read(head).unwrap_or_default()).to_ascii_lowercase();
+    let head = String::from_utf8_lossy(&std::fs::read(head).unwrap_or_default()).into_owned();
     Got {
         code: answer.code.unwrap_or(-1),
         status: head.split(' ').nth(1).and_then(|status| status.trim().parse().ok()).unwrap_or(0),

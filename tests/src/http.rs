@@ -32,12 +32,29 @@ pub fn exchange(address: SocketAddr, request: &str) -> io::Result<HttpAnswer> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(request.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
+    let (mut bytes, mut piece) = (Vec::new(), [0; 64 << 10]);
+    // Some servers keep the connection open although they were asked to close it.
+    while !is_whole(&bytes) {
+        match stream.read(&mut piece)? {
+            0 => break,
+            count => bytes.extend_from_slice(&piece[..count]),
+        }
+    }
+    let answer = String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
     let bad = || io::Error::new(io::ErrorKind::InvalidData, answer.clone());
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(bad)?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(bad)?;
     Ok(HttpAnswer { status, head: head.to_ascii_lowercase(), body: body.to_owned() })
+}
+
+/// Whether an answer has as many bytes as its head says.
+fn is_whole(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, _)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok()).flatten()
+    });
+    length.is_some_and(|length| answer.len() >= head.len() + 4 + length)
 }
 
 /// Reads from the start of an endless answer until `enough` is true of the bytes so far, and closes the connection.

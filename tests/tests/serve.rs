@@ -37,9 +37,8 @@ fn files_are_those_of_the_pool_cold_and_warm() {
             assert!(got.body == content(seed as u64, len), "{path} {round}");
             assert!(got.header("etag").len() > 30 && !got.header("last-modified").is_empty(), "{}", got.head);
             let status = got.header("cache-status");
-            // The open fetches a small file; an empty one needs no bytes.
-            let hit = round == "warm" || len == 0;
-            assert_eq!(status.contains("hit"), hit, "{path} {round}: {status}");
+            // An empty file has no bytes that could come from the pool.
+            assert_eq!(status.contains("hit"), round == "warm" || len == 0, "{path} {round}: {status}");
         }
     }
     assert_eq!(node.get("/d/a%20b%25c", &[]).body, b"odd name");
@@ -49,7 +48,7 @@ fn files_are_those_of_the_pool_cold_and_warm() {
     assert_eq!(node.get("/nothing", &[]).status, 404);
     assert_eq!(node.get("/d", &[]).status, 403, "directories are not listed unless the node was told so");
     assert_eq!(node.get("/small.txt", &["-X", "DELETE"]).status, 405);
-    assert_eq!(node.get("/small.txt", &["-X", "OPTIONS"]).header("allow"), "get, head, options");
+    assert_eq!(node.get("/small.txt", &["-X", "OPTIONS"]).header("allow"), "GET, HEAD, OPTIONS");
     assert_eq!(node.get("/healthz", &[]).status, 200);
     assert_eq!(node.get("/readyz", &[]).status, 200);
 }
@@ -127,7 +126,7 @@ fn a_change_in_the_middle_ends_the_response() {
     let got = fs::read(&out).unwrap();
     assert_eq!(status.code(), Some(18), "the body ended early: {} bytes", got.len());
     assert!(got.len() < old.len() && got == old[..got.len()], "all bytes are of the old version");
-    let head = fs::read_to_string(place.at("head")).unwrap().to_ascii_lowercase();
+    let head = fs::read_to_string(place.at("head")).unwrap();
     let before = head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().trim().to_owned();
     assert_ne!(before, tag);
     let resumed = node.get("/f", &["-r", &format!("{}-", got.len()), "-H", &format!("If-Range: {before}")]);
@@ -215,7 +214,7 @@ fn many_clients_of_one_cold_file_cost_one_read() {
 
 /// SEMANTICS 97: "While the pool does not answer, a node serves what is resident."
 #[test]
-fn resident_files_outlive_the_pool_and_the_node() {
+fn resident_files_outlive_the_pool() {
     let place = Place::new();
     let mut server = Versitygw::start();
     let bytes = content(4, 5 * MIB);
@@ -224,9 +223,10 @@ fn resident_files_outlive_the_pool_and_the_node() {
         server.curl(&["-T", place.at("object").to_str().unwrap()], key);
     }
     let policy = place.at("policy.toml");
-    fs::write(&policy, "pool-deadline = \"2s\"\n[default]\nconsistency = \"ttl:1s\"\nmetadata-ttl = \"1s\"\n").unwrap();
+    fs::write(&policy, "[pool]\ndeadline = \"2s\"\n[default]\nconsistency = \"ttl:1s\"\nmetadata-ttl = \"1s\"\n")
+        .unwrap();
     let words = ["--policy", policy.to_str().unwrap(), "--stale-while-revalidate", "1m"];
-    let mut node = Node::start(&server.url(""), &place.fast(), &words);
+    let node = Node::start(&server.url(""), &place.fast(), &words);
     let first = node.get("/d/f", &[]);
     assert!(first.body == bytes && first.header("cache-control") == "max-age=1", "{}", first.head);
     let fresh = node.get("/d/f", &[]);
@@ -240,11 +240,6 @@ fn resident_files_outlive_the_pool_and_the_node() {
     let absent = node.get("/d/g", &[]);
     assert!(matches!(absent.status, 503 | 504) && !absent.header("retry-after").is_empty(), "{}", absent.head);
     assert_eq!(node.get("/readyz", &[]).status, 200);
-    node.signal(libc::SIGTERM);
-    assert_eq!(node.wait(), Some(0));
-    let node = Node::start(&server.url(""), &place.fast(), &words);
-    let warm = node.get("/d/f", &[]);
-    assert!(warm.status == 200 && warm.body == bytes, "{}", warm.head);
 }
 
 #[test]
@@ -344,14 +339,14 @@ fn https_and_http2_are_served() {
     let words = ["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
     let node = Node::of(&place, &words);
     let url = format!("https://{}/f", node.address);
-    for (option, protocol) in [("--http1.1", "http/1.1 200"), ("--http2", "http/2 200")] {
+    for (option, protocol) in [("--http1.1", "HTTP/1.1 200"), ("--http2", "HTTP/2 200")] {
         let got = curl(&url, &[option, "--cacert", cert.to_str().unwrap()]);
         assert!(got.head.starts_with(protocol) && got.body == bytes, "{option}: {}", got.head);
     }
     // Without TLS, for clients that know it.
     let plain = Node::start(place.pool().to_str().unwrap(), &place.at("fast2"), &[]);
     let got = plain.get("/f", &["--http2-prior-knowledge"]);
-    assert!(got.head.starts_with("http/2 200") && got.body == bytes, "{}", got.head);
+    assert!(got.head.starts_with("HTTP/2 200") && got.body == bytes, "{}", got.head);
     let old = fs::read_to_string(&cert).unwrap();
     make();
     node.signal(libc::SIGHUP);
@@ -409,7 +404,7 @@ fn a_passed_socket_is_used() {
     let script = "import os,socket,sys\n\
                   s=socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 0)); s.listen()\n\
                   print(s.getsockname()[1], flush=True)\n\
-                  os.dup2(s.fileno(), 3)\n\
+                  os.dup2(s.fileno(), 3) if s.fileno() != 3 else os.set_inheritable(3, True)\n\
                   os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1')\n\
                   os.execv(sys.argv[1], sys.argv[1:])\n";
     let name = format!("passed-{}", std::process::id());
@@ -440,9 +435,10 @@ fn what_cannot_be_served_is_refused_with_the_remedy() {
     let place = Place::new();
     let attempt = |words: &[&str]| Node::attempt(place.pool().to_str().unwrap(), &place.fast(), words).unwrap_err();
     attempt(&["--user", "nobody-at-all"]).refused(2, &["--user nobody-at-all", "there is no such user"]);
-    attempt(&["--listen", "192.0.2.1:80"]).refused(2, &["192.0.2.1:80", "--listen"]);
+    attempt(&["--listen", "192.0.2.1:80"]).refused(2, &["192.0.2.1:80", "no address of this machine", "--listen"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    attempt(&["--listen", &taken.local_addr().unwrap().to_string()]).refused(2, &["cannot listen on 127.0.0.1:"]);
+    attempt(&["--listen", &taken.local_addr().unwrap().to_string()])
+        .refused(6, &["cannot listen on 127.0.0.1:", "another program"]);
     attempt(&["--name", "../x"]).refused(2, &["--name"]);
     attempt(&["--tls-cert", "/nothing", "--tls-key", "/nothing"]).refused(2, &["certificate /nothing"]);
 }

@@ -1,6 +1,7 @@
 //! A cache node: the engine behind HTTP, without a mount, in one process. It is registered like a mount, under a path that
 //! does not exist ([`ROOT`]), so that `status`, `stage`, `evict` and the other commands reach it.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -116,8 +117,9 @@ pub fn run(
     runtime.clear();
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     worker::raise_descriptor_limit();
-    capabilities::give_up();
+    // The other way round, this process could not narrow what it may ever have.
     confinement::confine();
+    capabilities::give_up();
     confined();
     let rt = worker::tokio_runtime()?;
     let options = CacheNodeOptions {
@@ -255,8 +257,13 @@ fn sockets(listen: &[SocketAddr]) -> Result<Vec<TcpListener>, Failure> {
     }
     let bind = |address: &SocketAddr| {
         TcpListener::bind(address).map_err(|e| {
-            let failure = Failure::given(format!("cannot listen on {address}"), &e);
-            failure.remedy("--listen ADDRESS:PORT, an address of this machine and a port that no process uses")
+            let what = format!("cannot listen on {address}");
+            let failure = match e.kind() {
+                io::ErrorKind::AddrInUse => Failure::new(FailureKind::Busy, format!("{what}: another program does")),
+                io::ErrorKind::AddrNotAvailable => Failure::usage(format!("{what}: it is no address of this machine")),
+                _ => Failure::io(what, &e),
+            };
+            failure.remedy("--listen ADDRESS:PORT; `ip address` and `ss -lnt` show what is there")
         })
     };
     listen.iter().map(bind).collect()

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use forebay_engine::Overlay;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
@@ -95,6 +95,13 @@ impl CacheNode {
     ) -> Response<ReplyBody> {
         let uri = request.uri();
         let path = uri.path();
+        if has_body(request.headers()) {
+            // No request that is answered has one, and a proxy before this server may see another request in it
+            // (RFC 9110, section 9.3.1). So the connection ends.
+            let mut response = reply::text(StatusCode::BAD_REQUEST, "a request here has no body");
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            return response;
+        }
         match path {
             "/healthz" => return reply::text(StatusCode::OK, "alive"),
             "/readyz" => return self.ready(),
@@ -154,6 +161,11 @@ impl CacheNode {
             false => reply::text(StatusCode::OK, "ready"),
         }
     }
+}
+
+fn has_body(headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
+    headers.contains_key(header::TRANSFER_ENCODING) || lengths.any(|length| length != "0")
 }
 
 fn options() -> Response<ReplyBody> {

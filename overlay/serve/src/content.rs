@@ -152,9 +152,9 @@ impl PoolContent {
         let length = parts.iter().map(|(head, range)| head.len() as u64 + (range.end - range.start)).sum::<u64>();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-        if origin == AnswerOrigin::Pool {
-            let wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
-            let hit = file.served.was_resident || wanted.clone().all(|range| file.served.has(range));
+        if matches!(origin, AnswerOrigin::Pool | AnswerOrigin::Fetched) {
+            let mut wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
+            let hit = origin == AnswerOrigin::Pool && wanted.all(|range| file.served.has(range));
             headers.insert(reply::CACHE_STATUS, if hit { reply::CONFIRMED } else { reply::MISS });
         }
         if *wish.method == Method::HEAD || length == 0 {

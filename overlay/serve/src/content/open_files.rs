@@ -43,6 +43,8 @@ pub struct OpenFile {
 pub enum AnswerOrigin {
     /// The engine was asked now.
     Pool,
+    /// The engine was asked now, and fetched all of the file.
+    Fetched,
     /// The file is fresh.
     Fresh,
     /// The file is not fresh, and the engine is being asked.
@@ -185,8 +187,10 @@ impl Shared {
                 return Err(error);
             }
         };
+        let came = served.size > 0 && served.resident().is_some() && !served.was_resident;
+        let origin = if came { AnswerOrigin::Fetched } else { AnswerOrigin::Pool };
         let file = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
-        Ok(Found::File { file, origin: AnswerOrigin::Pool, confirmed })
+        Ok(Found::File { file, origin, confirmed })
     }
 
     fn forget(&self, path: &PoolPath) {
