@@ -62,17 +62,32 @@ impl WebDriver {
         self.call("POST", "/execute/sync", Some(&json!({ "script": script, "args": [] })))
     }
 
-    /// Types into the element that has the focus.
+    /// Types, as on a keyboard: whatever has the focus at each key gets it.
     pub fn type_keys(&self, keys: &str) {
-        let element = self.call("GET", "/element/active", None);
-        self.call("POST", &format!("/element/{}/value", id(&element)), Some(&json!({ "text": keys })));
+        let strokes: Vec<Value> = keys
+            .chars()
+            .flat_map(|key| ["keyDown", "keyUp"].map(|stroke| json!({ "type": stroke, "value": key.to_string() })))
+            .collect();
+        let keyboard = json!({ "type": "key", "id": "keyboard", "actions": strokes });
+        self.call("POST", "/actions", Some(&json!({ "actions": [keyboard] })));
     }
 
     /// Clicks the first element that a CSS selector names.
     pub fn click(&self, selector: &str) {
         let wanted = json!({ "using": "css selector", "value": selector });
-        let element = self.call("POST", "/element", Some(&wanted));
-        self.call("POST", &format!("/element/{}/click", id(&element)), Some(&json!({})));
+        // The page may draw the element anew between the two calls.
+        for _ in 0..5 {
+            let element = self.call("POST", "/element", Some(&wanted));
+            let path = format!("/session/{}/element/{}/click", self.session, id(&element));
+            match command(self.address, "POST", &path, Some(&json!({}))) {
+                Err(why) if why.contains("stale element") => {}
+                clicked => {
+                    clicked.unwrap_or_else(|why| panic!("{why}"));
+                    return;
+                }
+            }
+        }
+        panic!("{selector}: it is drawn anew all the time");
     }
 
     /// Returns a picture of the window, as PNG.

@@ -51,6 +51,14 @@ fn files_are_those_of_the_pool_cold_and_warm() {
     assert_eq!(node.get("/small.txt", &["-X", "OPTIONS"]).header("allow"), "GET, HEAD, OPTIONS");
     assert_eq!(node.get("/healthz", &[]).status, 200);
     assert_eq!(node.get("/readyz", &[]).status, 200);
+
+    // Other commands know the node by its path.
+    let command = |words: &[&str]| {
+        let mut command = Command::new(process::forebay());
+        process::run(command.args(words).arg(node.path()), Duration::from_secs(30))
+    };
+    assert!(command(&["ls"]).ok().out.contains("small.txt"));
+    command(&["umount"]).refused(2, &["is a cache node", "kill"]);
 }
 
 #[test]
