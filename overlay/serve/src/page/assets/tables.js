@@ -122,7 +122,7 @@ function drawJobs(jobs, atUnix) {
     ["Written", "right", (j) => exactBytes(j.written_bytes)],
     ["Fetched ahead", "text", foreseen],
     ["", "", (j) => {
-      const button = element("button", "", countText(j.file_count) + " files");
+      const button = element("button", "", countText(j.file_count) + (j.file_count === 1 ? " file" : " files"));
       button.type = "button";
       button.addEventListener("click", () => openJob(j.id));
       return button;
