@@ -15,13 +15,13 @@ use forebay_serve::{
     LogFormat,
 };
 use forebay_system::identity;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::config::MountConfig;
 use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Phase, Process, Runtime, now_unix};
 use super::server::{Facts, Server};
+use super::supervisor::Signals;
 use super::{Failure, FailureKind, capabilities, confinement, preflight, registry, worker};
 
 /// Where cache nodes are registered: a node named `n` stands for the paths below `/forebay/n`.
@@ -149,7 +149,7 @@ async fn serve(
 ) -> Result<(), Failure> {
     let NodeSockets { content, certificate, metrics } = sockets;
     let mount = &config.mount;
-    let mut signals = NodeSignals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
+    let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
     let (overlay, pool) = worker::open(mount, worker::policy(mount)?, false).await?;
     let jobs = Jobs::start(overlay.clone());
     register(runtime, mount)?;
@@ -191,7 +191,7 @@ async fn serve(
     // A second signal ends it at once.
     tokio::select! {
         _ = async { while listeners.join_next().await.is_some() {} } => {}
-        () = signals.end() => {}
+        () = async { while signals.asks_to_reload().await {} } => {}
     }
     drop((clients, numbers));
     jobs.shutdown().await.map_err(Failure::from)
@@ -307,33 +307,4 @@ fn notes(config: &CacheNodeConfig, sockets: &[TcpListener]) -> Vec<String> {
         }
     }
     notes
-}
-
-struct NodeSignals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl NodeSignals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits for a signal. Returns whether it asks to reload; otherwise it asks to end.
-    async fn asks_to_reload(&mut self) -> bool {
-        tokio::select! {
-            _ = self.terminate.recv() => false,
-            _ = self.interrupt.recv() => false,
-            _ = self.hangup.recv() => true,
-        }
-    }
-
-    async fn end(&mut self) {
-        while self.asks_to_reload().await {}
-    }
 }

@@ -369,11 +369,17 @@ impl Signals {
         })
     }
 
+    /// Waits for a signal, whichever: each asks a mount to end.
     pub(super) async fn stop(&mut self) {
+        self.asks_to_reload().await;
+    }
+
+    /// Waits for a signal. Returns whether it is SIGHUP, which asks a cache node to read its files again.
+    pub(super) async fn asks_to_reload(&mut self) -> bool {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.terminate.recv() => false,
+            _ = self.interrupt.recv() => false,
+            _ = self.hangup.recv() => true,
         }
     }
 }
