@@ -1,8 +1,10 @@
 //! Calls of the flush that were not answered, or were answered after another client changed the same object.
 
+use bytes::Bytes;
+use forebay_api::operator::FlushRequest;
 use forebay_backends::decorators::{CallKind, Odds};
-use forebay_backends::{Expected, Pool, SetAttrs, Time};
-use forebay_engine::{Change, Ino, SetTime};
+use forebay_backends::{Expected, Pool, RenameMode, SetAttrs, Time};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,4 +49,54 @@ async fn rights_that_another_client_changed_are_seen_after_a_flush_of_times() {
     fixture.memory.set_attrs(&pool_path("a"), &closed).await.unwrap();
     flushed(&overlay).await;
     assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o600);
+}
+
+/// Two names, `a` and `c`, stand for one file, and `d` was renamed over `c`. The rename reaches the pool, and its answer
+/// is lost. What the flush then sends of the file under its name `a` must not end the doubt about `c`.
+async fn a_name_whose_rename_was_not_answered_stays(change: impl AsyncFn(&Overlay, Ino)) {
+    let fixture = Fixture::new();
+    fixture.put("a", b"both").await;
+    fixture.memory.link(&pool_path("a"), &pool_path("c")).await.unwrap();
+    fixture.put("d", b"moved").await;
+    let closed =
+        "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[[rule]]\npaths = \"a\"\nflush = \"on-close\"\n";
+    let policy = Policy::parse(closed).unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    for name in ["c", "d"] {
+        find(&overlay, name).await;
+    }
+    let both = find(&overlay, "a").await;
+    overlay.open_file(both, RDWR).await.unwrap();
+    overlay.rename(Ino::ROOT, b"d", Ino::ROOT, b"c", RenameMode::Replace).await.unwrap();
+    fixture.fault.set_odds(CallKind::SyncDir, Odds { before: 1.0, after: 0.0 });
+    let only_c = FlushRequest { paths: vec!["c".into()], wait: true, ..FlushRequest::default() };
+    assert!(summary(overlay.flush(only_c)).await.0.failed > 0, "the answer was lost");
+    assert_eq!(fixture.pooled().len(), 2, "the rename reached the pool");
+    fixture.fault.heal();
+    change(&overlay, both).await;
+    overlay.close(both, true).await.unwrap();
+    assert_eq!(read(&overlay, "c").await.unwrap(), "moved");
+    overlay.release(both, RDWR);
+    flushed(&overlay).await;
+    assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
+    let pooled = fixture.pooled();
+    assert_eq!(pooled.iter().map(|(path, _)| path.as_str()).collect::<Vec<_>>(), ["/a", "/c"]);
+    assert_eq!(pooled[1].1, "moved");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_sent_under_one_name_ends_no_doubt_about_another() {
+    a_name_whose_rename_was_not_answered_stays(async |overlay, both| {
+        overlay.write(both, 0, Bytes::from_static(b"newer")).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attributes_sent_under_one_name_end_no_doubt_about_another() {
+    a_name_whose_rename_was_not_answered_stays(async |overlay, both| {
+        let change = Change { mode: Some(0o600), ..Change::default() };
+        overlay.setattr(both, &change, CALLER).await.unwrap();
+    })
+    .await;
 }

@@ -454,7 +454,7 @@ impl Inner {
             return Ok(());
         }
         if asked.is_quiet() {
-            match self.resolve_doubt_of_names(ino).await {
+            match self.resolve_doubt(ino).await {
                 Ok(false) => {}
                 Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
                 _ => return Ok(()),

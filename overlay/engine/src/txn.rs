@@ -216,6 +216,22 @@ impl<'a> Txn<'a> {
         touched.into_iter().try_for_each(|ino| self.left_by(ino))
     }
 
+    /// Records that a call on the pool's object of an inode succeeded: what was sent of the inode to its names in the
+    /// pool is no longer in doubt. What was sent of other inodes to these names stays in doubt.
+    pub fn pool_still_has(&mut self, ino: Ino) -> Result<()> {
+        for link in self.record(ino)?.pool_links.clone() {
+            let (parent, name) = &link;
+            self.inner.watches.name_changed(*parent, name);
+            let mut record = self.name(*parent, name)?;
+            if record.sent.iter().any(|sent| sent.ino == ino) {
+                record.sent.retain(|sent| sent.ino != ino);
+                self.record(ino)?.sent_to.retain(|to| *to != link);
+                self.set_name(*parent, name, record)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Records that the pool no longer has an inode under a name. What was sent to the name stays in doubt.
     pub fn pool_lacks(&mut self, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
         let was = self.name(parent, name)?;

@@ -54,8 +54,10 @@ impl Inner {
             return Ok(());
         }
         // And the answer to that step may have been lost.
-        if self.is_in_doubt(parent) || self.is_in_doubt(subject) || other.is_some_and(|o| self.is_in_doubt(o)) {
-            return Ok(());
+        for ino in [parent, subject].into_iter().chain(other) {
+            if self.is_in_doubt(ino)? {
+                return Ok(());
+            }
         }
         let mut touched = vec![parent, subject];
         touched.extend(other);
@@ -373,7 +375,7 @@ impl Inner {
         let _exclusive = self.flusher.moves.write().await;
         let node = self.node(occupant)?;
         let _lock = node.flush.lock().await;
-        if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent) || self.is_in_doubt(occupant) {
+        if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent)? || self.is_in_doubt(occupant)? {
             // Another step changed the name first: the caller looks again.
             return Ok(());
         }

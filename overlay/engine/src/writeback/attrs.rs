@@ -99,7 +99,7 @@ impl Inner {
         let _moves = self.flusher.moves.read().await;
         let _lock = node.flush.lock().await;
         let record = self.record_of(ino)?;
-        if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino) {
+        if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino)? {
             return Ok(());
         }
         if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().objects.xattrs {
@@ -113,7 +113,7 @@ impl Inner {
             self.replace_content(ino).await?;
             // Attributes that the pool refused with the content are sent by themselves, and their errors reported.
             let record = self.record_of(ino)?;
-            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino) {
+            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino)? {
                 return Ok(());
             }
         }
@@ -373,11 +373,7 @@ impl Inner {
                 txn.take_access(ino, &Stat { mode, uid, gid, ..stat })?;
             }
         }
-        for (parent, name) in &record.pool_links {
-            if txn.name(*parent, name)?.pool == Some(ino) {
-                txn.pool_has(*parent, name, Some(ino))?;
-            }
-        }
+        txn.pool_still_has(ino)?;
         txn.state(ino)?.validated = Some(std::time::Instant::now());
         txn.commit()?;
         if news || keeps_times {

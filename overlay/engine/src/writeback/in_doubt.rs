@@ -25,33 +25,33 @@ impl Inner {
     /// # Errors
     /// Those of the pool: what is in doubt stays in doubt.
     pub async fn resolve_doubt(&self, ino: Ino) -> Result<bool> {
-        if !self.is_in_doubt(ino) {
+        if !self.is_in_doubt(ino)? {
             return Ok(false);
         }
         self.resolve_doubt_once(ino, &mut HashSet::new()).await?;
+        for (parent, name) in self.pool_links_of(ino) {
+            self.resolve_doubt_of_name(parent, &name).await?;
+        }
         Ok(true)
     }
 
-    /// The same, and also for the names under which the pool had the inode: something else may have been sent there.
-    pub async fn resolve_doubt_of_names(&self, ino: Ino) -> Result<bool> {
-        let mut unsure = self.resolve_doubt(ino).await?;
-        for (parent, name) in self.record_of(ino)?.pool_links {
-            if !self.catalog.name(parent, &name)?.sent.is_empty() {
-                self.resolve_doubt_of_name(parent, &name).await?;
-                unsure = true;
-            }
-        }
-        Ok(unsure)
-    }
-
-    /// Whether a call in doubt may have moved an inode, or a directory above it.
-    pub(super) fn is_in_doubt(&self, ino: Ino) -> bool {
+    /// Whether a call in doubt may have moved an inode or a directory above it, or may have given one of the inode's
+    /// names in the pool to another inode.
+    pub(super) fn is_in_doubt(&self, ino: Ino) -> Result<bool> {
         let mut unsure = false;
         self.visit_above_in_pool(ino, |_, record| {
             unsure |= !record.sent_to.is_empty();
             !unsure
         });
-        unsure
+        for (parent, name) in self.pool_links_of(ino) {
+            unsure = unsure || !self.catalog.name(parent, &name)?.sent.is_empty();
+        }
+        Ok(unsure)
+    }
+
+    /// Returns the names of an inode in the pool. An inode that is gone has none.
+    fn pool_links_of(&self, ino: Ino) -> Vec<Link> {
+        self.node(ino).map(|node| node.state.lock().record.pool_links.to_vec()).unwrap_or_default()
     }
 
     /// Visits an inode and the directories above it in the pool, under all of its names, until `each` returns `false`.

@@ -293,11 +293,7 @@ impl Inner {
         let written = !state.dirty_content.is_unwritten(uploaded.stamp);
         state.dirty_content.uploaded((same && held && uploaded.apart).then_some(uploaded.stamp));
         state.validated = Some(std::time::Instant::now());
-        for (parent, name) in txn.record(ino)?.pool_links.clone() {
-            if !txn.name(parent, &name)?.sent.is_empty() {
-                txn.pool_has(parent, &name, Some(ino))?;
-            }
-        }
+        txn.pool_still_has(ino)?;
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
         record.occupied_in_pool = uploaded.stat.occupied;
