@@ -1,8 +1,11 @@
 //! A disk that fails and recovers on command, and loses nothing.
 //!
 //! Two loop devices, one on top of the other, and a file system on the upper one. While the disk fails, the lower
-//! device is one sector long: any request of the upper one beyond that is an I/O error, and the file system still
-//! assumes its full size.
+//! device is shorter: any request of the upper one beyond its end is an I/O error, and the file system still assumes
+//! its full size.
+//!
+//! The bitmaps and inode tables are at the front, and do not fail: once ext4 could not read a bitmap, it allocates
+//! nothing from that group any more, also when the device works again.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -15,7 +18,9 @@ use crate::process::{self, run};
 
 /// The time limit of each command below.
 const COMMAND: Duration = Duration::from_secs(60);
-const SECTOR_BYTES: u64 = 512;
+const BLOCK_BYTES: u64 = 4096;
+/// Few inodes: one group of block groups describes the whole disk.
+const INODES: &str = "1024";
 /// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` of linux/loop.h, the size of `struct loop_info64`, and the position of
 /// `lo_sizelimit` in it: after three numbers of eight bytes, and the offset.
 const SET_STATUS: libc::c_ulong = 0x4C04;
@@ -30,6 +35,8 @@ pub struct Disk {
     image: PathBuf,
     lower: PathBuf,
     upper: PathBuf,
+    /// Where the content of files and directories begins.
+    content_at: u64,
 }
 
 impl Disk {
@@ -38,9 +45,14 @@ impl Disk {
         let (dir, image) = (place.at(name), place.at(format!("{name}.img")));
         fs::create_dir_all(&dir).unwrap();
         File::create(&image).and_then(|file| file.set_len(mib << 20)).unwrap();
-        let mut disk = Self { lower: attach(&image, false), upper: PathBuf::new(), dir, image };
+        let mut disk = Self { lower: attach(&image, false), upper: PathBuf::new(), dir, image, content_at: 0 };
         // No journal: if ext4 cannot write its journal, the file system is read-only until it is mounted again.
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-O", "^has_journal"]).arg(&disk.lower), COMMAND).ok();
+        let features = ["-q", "-F", "-b", "4096", "-N", INODES, "-O", "^has_journal,^resize_inode"];
+        run(Command::new("mkfs.ext4").args(features).arg(&disk.lower), COMMAND).ok();
+        let layout = run(Command::new("dumpe2fs").arg(&disk.lower), COMMAND).ok().out;
+        let ranges = layout.lines().filter_map(|line| line.trim().strip_prefix("Free blocks: ")?.split_once('-'));
+        let first: Option<u64> = ranges.map(|(first, _)| first.parse().expect("a number")).next();
+        disk.content_at = BLOCK_BYTES * first.expect("a free block");
         // Direct I/O: the page cache of the lower device must not answer requests of the upper one.
         disk.upper = attach(&disk.lower, true);
         run(Command::new("mount").arg(&disk.upper).arg(&disk.dir), COMMAND).ok();
@@ -53,9 +65,9 @@ impl Disk {
         run(Command::new("sync").arg("-f").arg(&self.dir), COMMAND);
     }
 
-    /// From now on every write, and every read of data that is not in memory, is an I/O error.
+    /// From now on every write of content, and every read of content that is not in memory, is an I/O error.
     pub fn fail(&self) {
-        limit(&self.lower, SECTOR_BYTES).unwrap();
+        limit(&self.lower, self.content_at).unwrap();
     }
 
     /// Ends the failure. The metadata of the file system is still in memory, so it continues as if nothing had

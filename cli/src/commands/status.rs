@@ -102,6 +102,9 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
         let tier = device.tier.as_ref().map_or_else(String::new, |tier| format!("tier {tier}, "));
         let errors = if device.errors > 0 { format!(", {}", counted(device.errors, "error")) } else { String::new() };
         line("fast pool", format!("{}  {tier}{}{errors}, {space}", device.path, device.state));
+        if let Some(error) = &device.last_error {
+            line("", format!("the last error: {error}"));
+        }
     }
     for tier in &status.tiers {
         let (used, limit) = (bytes(tier.used_bytes), bytes(tier.limit_bytes));

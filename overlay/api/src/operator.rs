@@ -158,6 +158,9 @@ pub struct DeviceStatus {
     /// Operations that failed since the start.
     #[serde(default)]
     pub errors: u64,
+    /// What failed last since the start.
+    #[serde(default)]
+    pub last_error: Option<String>,
 }
 
 /// A tier of the fast pool.

@@ -33,6 +33,8 @@ pub struct Device {
     /// Held while the daemon lives, so that no other daemon uses the directory.
     pub(crate) lock: File,
     health: Mutex<DeviceHealth>,
+    /// What failed last.
+    last_error: Mutex<Option<String>>,
 }
 
 impl Device {
@@ -64,7 +66,7 @@ impl Device {
             .map_err(|e| fail("cannot be written; give one that you own", e))?;
         Self::take(path, &lock)?;
         let health = Mutex::new(DeviceHealth::new(number == 0));
-        Ok(Self { path: path.to_owned(), number, lock, health })
+        Ok(Self { path: path.to_owned(), number, lock, health, last_error: Mutex::default() })
     }
 
     fn take(path: &Path, lock: &File) -> Result<()> {
@@ -151,40 +153,58 @@ impl Device {
         *self.health.lock()
     }
 
-    /// Changes the health of the device. Logs the change.
+    /// Returns what failed last since the start.
+    pub fn last_error(&self) -> Option<String> {
+        self.last_error.lock().clone()
+    }
+
+    pub(crate) fn note_last_error(&self, error: &Error) {
+        *self.last_error.lock() = Some(error.to_string());
+    }
+
+    /// Changes the health of the device. Logs the change, and what failed last.
     pub(crate) fn change_health<T>(&self, change: impl FnOnce(&mut DeviceHealth) -> T) -> T {
         let mut health = self.health.lock();
         let was = health.name();
         let result = change(&mut health);
         if health.name() != was {
-            tracing::warn!("fast-pool directory {}: {}, was {was}", self.path.display(), health.name());
+            let error = self.last_error.lock();
+            tracing::warn!(
+                error = (!health.is_healthy()).then_some(error.as_deref()).flatten(),
+                "fast-pool directory {}: {}, was {was}",
+                self.path.display(),
+                health.name()
+            );
         }
         result
     }
 
-    /// Writes, syncs and reads a small file. Returns whether the device works; a full one does. Blocks.
-    pub(crate) fn probe(&self) -> bool {
-        let written = || {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            let file = options.open(self.path.join(PROBE))?;
-            let bytes = std::process::id().to_le_bytes().repeat(PROBE_BYTES / 4);
-            file.write_all_at(&bytes, 0)?;
-            Ok((file, bytes))
-        };
-        let (file, bytes) = match written() {
-            Ok(written) => written,
-            Err(e) => return !io::Error::raw_os_error(&e).is_some_and(is_device_error),
+    /// Writes, syncs and reads a small file. Blocks.
+    ///
+    /// # Errors
+    /// The device does not work. A full one does.
+    pub(crate) fn probe(&self) -> Result<()> {
+        let failed = |what: &'static str| move |e| self.failed(what, e);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let bytes = std::process::id().to_le_bytes().repeat(PROBE_BYTES / 4);
+        let written = options
+            .open(self.path.join(PROBE))
+            .map_err(failed("open the file of probes"))
+            .and_then(|file| file.write_all_at(&bytes, 0).map(|()| file).map_err(failed("write the file of probes")));
+        let file = match written {
+            Err(e) if !is_device_error(e.errno()) => return Ok(()),
+            written => written?,
         };
         // The space is allocated by now, so whatever fails is the device. A thin one may say that it has no space.
-        let read = || {
-            file.sync_data()?;
-            // The read is to come from the device. A file system without a device keeps the pages.
-            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
-            let mut read = vec![0; PROBE_BYTES];
-            file.read_exact_at(&mut read, 0)?;
-            io::Result::Ok(read)
-        };
-        read().is_ok_and(|read| read == bytes)
+        file.sync_data().map_err(failed("sync the file of probes"))?;
+        // The read is to come from the device. A file system without a device keeps the pages.
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        let mut read = vec![0; PROBE_BYTES];
+        file.read_exact_at(&mut read, 0).map_err(failed("read the file of probes"))?;
+        match read == bytes {
+            true => Ok(()),
+            false => Err(self.failed("read the file of probes", io::Error::other("other bytes than were written"))),
+        }
     }
 }

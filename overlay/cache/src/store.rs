@@ -237,9 +237,9 @@ impl ContentStore {
             // Uses a descriptor that was open all the time: a new descriptor does not get errors that were already
             // reported.
             let one = rustix::fs::syncfs(&device.lock).map_err(|e| device.failed("sync", e.into()));
-            if one.is_err() {
+            if let Err(error) = &one {
                 // Space was allocated before: an error is one of the device, whatever it is called.
-                self.note_failure(device);
+                self.note_failure(device, error);
             }
             synced = synced.and(one);
         }

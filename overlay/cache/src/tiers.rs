@@ -271,11 +271,12 @@ impl ContentStore {
     }
 
     pub(crate) fn note_device_error(&self, device: &Device, error: &Error) -> bool {
-        is_device_error(error.errno()) && self.note_failure(device)
+        is_device_error(error.errno()) && self.note_failure(device, error)
     }
 
     /// Notes that a device failed. Returns whether it is not used any more from now on.
-    pub(crate) fn note_failure(&self, device: &Device) -> bool {
+    pub(crate) fn note_failure(&self, device: &Device, error: &Error) -> bool {
+        device.note_last_error(error);
         let bypassed = device.change_health(|health| health.failed(Instant::now()));
         self.health_changed.notify_one();
         bypassed
@@ -342,7 +343,7 @@ impl ContentStore {
             if !due.map_or(all, |due| due.is_zero()) {
                 continue;
             }
-            let works = device.probe();
+            let works = device.probe().inspect_err(|error| device.note_last_error(error)).is_ok();
             let was_used = device.health().is_used();
             device.change_health(|health| health.probed(works, Instant::now()));
             if was_used && !device.health().is_used() {

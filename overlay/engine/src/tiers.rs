@@ -187,5 +187,6 @@ pub(crate) fn device_status(store: &ContentStore, device: &Device) -> DeviceStat
         state,
         tier: tier.map(|tier| tier.name.clone()),
         errors: health.errors(),
+        last_error: device.last_error(),
     }
 }
