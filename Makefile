@@ -35,6 +35,7 @@ PJDFSTEST := pjdfstest@0.2.2
 FSX := fsx@0.3.2
 BPF_LINKER := bpf-linker@0.10.3
 VERSITYGW := versitygw@v1.8.0
+H2SPEC := h2spec@v2.2.1
 FAKE_GCS := fake-gcs-server@v1.52.3
 AZURITE := azurite@3.35.0
 STORES := $(TOOLS)/$(FAKE_GCS) $(TOOLS)/$(AZURITE)
@@ -87,7 +88,7 @@ lint:
 # Suites that drive a mount from outside are tests of the crate in tests/. Cargo makes the program with them, since the
 # crate in cli/ has tests: a build of its own would compile all of it a second time, because tests ask for other features
 # of its libraries.
-test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(STORES)
+test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(TOOLS)/$(H2SPEC) $(STORES)
 	@packaging/deps build test
 	@timeout 7200 tests/run
 
@@ -189,6 +190,13 @@ $(TOOLS)/$(VERSITYGW):
 	@echo "installing: $(@F)"
 	@mkdir -p $(TOOLS)/bin
 	@GO=$$(packaging/go $(CACHE)/go) && GOBIN=$(TOOLS)/bin $(BUILD_LIMIT) $$GO install github.com/versity/versitygw/cmd/$(@F)
+	@touch $@
+
+# A conformance suite for HTTP/2 servers, in Go.
+$(TOOLS)/$(H2SPEC):
+	@echo "installing: $(@F)"
+	@mkdir -p $(TOOLS)/bin
+	@GO=$$(packaging/go $(CACHE)/go) && GOBIN=$(TOOLS)/bin $(BUILD_LIMIT) $$GO install github.com/summerwind/h2spec/cmd/$(@F)+incompatible
 	@touch $@
 
 # One of Google's, in Go.

@@ -143,6 +143,16 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Lets this process, and those that it starts, have so many files open.
+pub fn allow_open_files(count: u64) {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.current.is_some_and(|current| current < count) {
+        limit.current = Some(count);
+        limit.maximum = limit.maximum.map(|maximum| maximum.max(count));
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("root may have more open files");
+    }
+}
+
 /// Runs a shell script in `dir`, which must succeed.
 #[track_caller]
 pub fn sh(dir: &Path, script: &str, limit: Duration) -> Answer {

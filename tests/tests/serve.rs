@@ -58,6 +58,15 @@ fn files_are_those_of_the_pool_cold_and_warm() {
         process::run(command.args(words).arg(node.path()), Duration::from_secs(30))
     };
     assert!(command(&["ls"]).ok().out.contains("small.txt"));
+    assert!(command(&["status"]).ok().out.contains("pool"));
+    assert!(command(&["du"]).ok().out.contains("9.0 MiB"));
+    command(&["fsck"]).ok();
+    // A file that was asked for in the last ten seconds is open.
+    process::wait_until("all is evicted", || {
+        command(&["evict"]).ok();
+        node.status().resident_files == 0
+    });
+    assert!(node.get("/d/e/large", &[]).header("cache-status").contains("miss"));
     command(&["umount"]).refused(2, &["is a cache node", "kill"]);
 }
 
@@ -355,6 +364,11 @@ fn https_and_http2_are_served() {
     let plain = Node::start(place.pool().to_str().unwrap(), &place.at("fast2"), &[]);
     let got = plain.get("/f", &["--http2-prior-knowledge"]);
     assert!(got.head.starts_with("HTTP/2 200") && got.body == bytes, "{}", got.head);
+    // The conformance suite for RFC 9113 and RFC 7541.
+    let (host, port) = (node.address.ip().to_string(), node.address.port().to_string());
+    let mut suite = Command::new(process::tool("h2spec"));
+    suite.args(["-t", "-k", "-h", &host, "-p", &port, "-P", "/f", "-o", "10"]);
+    process::run(&mut suite, Duration::from_secs(120)).ok();
     let old = fs::read_to_string(&cert).unwrap();
     make();
     node.signal(libc::SIGHUP);

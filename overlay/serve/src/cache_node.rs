@@ -11,15 +11,14 @@ use arc_swap::ArcSwap;
 use forebay_engine::Overlay;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
-use hyper::body::Incoming;
+use http::{Method, Request, Response, StatusCode, Version};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{AccessRules, Verdict};
 use crate::access_log::{AccessLog, LogEntry};
 use crate::body::ReplyBody;
 use crate::content::{ContentOptions, GetRequest, METHODS, PoolContent, RequestPath, parse, reply};
-use crate::listener::{Door, HttpClient};
+use crate::listener::{Door, HttpClient, RequestContent};
 use crate::transport::Windows;
 
 /// How often idle files are closed, and clients forgotten that asked nothing for a while.
@@ -89,18 +88,14 @@ impl CacheNode {
 
     async fn respond(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<RequestContent>,
         client: &HttpClient,
         user: &mut Option<String>,
     ) -> Response<ReplyBody> {
         let uri = request.uri();
         let path = uri.path();
-        if has_body(request.headers()) {
-            // No request that is answered has one, and a proxy before this server may see another request in it
-            // (RFC 9110, section 9.3.1). So the connection ends.
-            let mut response = reply::text(StatusCode::BAD_REQUEST, "a request here has no body");
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            return response;
+        if let Some(refused) = request.body().refused() {
+            return refused;
         }
         match path {
             "/healthz" => return reply::text(StatusCode::OK, "alive"),
@@ -141,7 +136,12 @@ impl CacheNode {
         self.send(parsed, request, client).await
     }
 
-    async fn send(&self, parsed: RequestPath, request: &Request<Incoming>, client: &HttpClient) -> Response<ReplyBody> {
+    async fn send(
+        &self,
+        parsed: RequestPath,
+        request: &Request<RequestContent>,
+        client: &HttpClient,
+    ) -> Response<ReplyBody> {
         let is_http1 = matches!(request.version(), Version::HTTP_10 | Version::HTTP_11);
         let windows: Option<&Windows> = client.windows.as_ref().filter(|_| is_http1);
         let wish = GetRequest {
@@ -161,11 +161,6 @@ impl CacheNode {
             false => reply::text(StatusCode::OK, "ready"),
         }
     }
-}
-
-fn has_body(headers: &HeaderMap) -> bool {
-    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
-    headers.contains_key(header::TRANSFER_ENCODING) || lengths.any(|length| length != "0")
 }
 
 fn options() -> Response<ReplyBody> {
@@ -198,7 +193,7 @@ fn one_client(address: IpAddr) -> IpAddr {
 }
 
 impl Door for CacheNode {
-    async fn answer(&self, request: Request<Incoming>, client: HttpClient) -> Response<ReplyBody> {
+    async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {
         let begun = Instant::now();
         let mut user = None;
         let response = self.respond(&request, &client, &mut user).await;

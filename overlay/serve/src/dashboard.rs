@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use forebay_engine::Overlay;
 use forebay_system::tcp_clients;
-use http::header::{ALLOW, CONTENT_TYPE, HOST};
+use http::header::{ALLOW, HOST};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri};
-use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
+use crate::content::reply::text;
 use crate::page::{Events, MountSource, Residency};
-use crate::{Door, HttpClient, ReplyBody, metrics, page};
+use crate::{Door, HttpClient, ReplyBody, RequestContent, metrics, page};
 
 /// Serves the metrics, the page and its data.
 pub struct Dashboard<S> {
@@ -52,24 +52,22 @@ impl<S: MountSource> Dashboard<S> {
     async fn get(&self, uri: &Uri, client: SocketAddr) -> Response<ReplyBody> {
         let (path, query) = (uri.path(), uri.query());
         if matches!(path, "/events" | "/resident" | "/job") && !self.may_see_names(client).await {
-            let why = "it has names of files: only root and the user who mounted may read it\n";
-            return plain(StatusCode::FORBIDDEN, why);
+            let why = "it has names of files: only root and the user who mounted may read it";
+            return text(StatusCode::FORBIDDEN, why);
         }
         match path {
             "/metrics" => self.scrape().await,
-            "/healthz" => plain(StatusCode::OK, "ok\n"),
+            "/healthz" => text(StatusCode::OK, "ok"),
             "/events" => self.events.answer(self.stop.clone()),
             "/resident" => match argument("path", query) {
                 Some(path) => self.residency.answer(&path).await,
-                None => plain(StatusCode::BAD_REQUEST, "the query is not path=PATH\n"),
+                None => text(StatusCode::BAD_REQUEST, "the query is not path=PATH"),
             },
             "/job" => match argument("id", query) {
                 Some(id) => page::job(&*self.source, id).await,
-                None => plain(StatusCode::BAD_REQUEST, "the query is not id=JOB\n"),
+                None => text(StatusCode::BAD_REQUEST, "the query is not id=JOB"),
             },
-            _ => {
-                page::file(path).unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz\n"))
-            }
+            _ => page::file(path).unwrap_or_else(|| text(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz")),
         }
     }
 
@@ -78,24 +76,27 @@ impl<S: MountSource> Dashboard<S> {
         let scraped = tokio::task::spawn_blocking(move || metrics::exposition(&registry)).await;
         match scraped {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
-            Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
+            Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}")),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}")),
         }
     }
 }
 
 impl<S: MountSource> Door for Dashboard<S> {
-    async fn answer(&self, request: Request<Incoming>, client: HttpClient) -> Response<ReplyBody> {
-        let (request, _) = request.into_parts();
+    async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {
+        let (request, content) = request.into_parts();
+        if let Some(refused) = content.refused() {
+            return refused;
+        }
         if self.address.ip().is_loopback() && !names_this_machine(&request) {
             // A page of another site whose name stands for 127.0.0.1 would read the answers otherwise.
-            return plain(StatusCode::MISDIRECTED_REQUEST, "the Host of the request is not this machine\n");
+            return text(StatusCode::MISDIRECTED_REQUEST, "the Host of the request is not this machine");
         }
         match request.method {
             Method::GET => self.get(&request.uri, client.address).await,
             Method::HEAD => self.get(&request.uri, client.address).await.map(|_| ReplyBody::empty()),
             _ => {
-                let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are allowed\n");
+                let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are allowed");
                 response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
                 response
             }
@@ -125,13 +126,6 @@ fn is_this_machine(host: &str) -> bool {
 fn argument(name: &str, query: Option<&str>) -> Option<String> {
     let value = query?.strip_prefix(name)?.strip_prefix('=')?;
     percent_encoding::percent_decode_str(value).decode_utf8().ok().map(Into::into)
-}
-
-fn plain(status: StatusCode, text: &str) -> Response<ReplyBody> {
-    let mut response = Response::new(ReplyBody::from(text.to_owned()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    response
 }
 
 #[cfg(test)]

@@ -32,6 +32,6 @@ pub use body::ReplyBody;
 pub use cache_node::{CacheNode, CacheNodeOptions};
 pub use content::{ContentOptions, RequestPath, parse};
 pub use dashboard::Dashboard;
-pub use listener::{Door, HttpClient, Listener, ListenerLimits};
+pub use listener::{Door, HttpClient, Listener, ListenerLimits, RequestContent};
 pub use tls::Certificate;
 pub use transport::{Mapped, MappedOwner, Windows};

@@ -6,7 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
 use hyper::service::service_fn;
@@ -20,10 +23,13 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 
 use super::body::ReplyBody;
+use super::content::reply::text;
 use super::transport::{Patient, Plain, Windows};
 
 /// The pause after a connection could not be accepted: probably the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Content of a request that is read before the request is refused, in bytes.
+const CONTENT_BYTES: usize = 64 << 10;
 /// Requests of one HTTP/2 connection at the same time.
 const STREAMS: u32 = 100;
 
@@ -31,9 +37,32 @@ const STREAMS: u32 = 100;
 pub trait Door: Send + Sync + 'static {
     fn answer(
         &self,
-        request: Request<Incoming>,
+        request: Request<RequestContent>,
         client: HttpClient,
     ) -> impl Future<Output = Response<ReplyBody>> + Send;
+}
+
+/// Whether a request has content. No request that is answered has any, and a proxy before this server may see another
+/// request in content (RFC 9110, section 9.3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestContent {
+    None,
+    Some,
+    /// The end of the request does not come.
+    Late,
+}
+
+impl RequestContent {
+    /// Returns the last response of a connection, if the request has content.
+    pub fn refused(self) -> Option<Response<ReplyBody>> {
+        let mut response = match self {
+            Self::None => return None,
+            Self::Some => text(StatusCode::BAD_REQUEST, "a request here has no content"),
+            Self::Late => text(StatusCode::REQUEST_TIMEOUT, "the end of the request does not come"),
+        };
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        Some(response)
+    }
 }
 
 /// Whose request it is.
@@ -160,12 +189,16 @@ async fn connection(
         None => {
             let windows = Windows::default();
             let client = HttpClient { address, windows: Some(windows.clone()) };
-            exchange(Patient::new(Plain::new(stream, windows), limits.stalled), client, limits, watcher, door).await
+            exchange(Plain::new(stream, windows), Spoken::Any, client, limits, watcher, door).await
         }
         Some(tls) => match tokio::time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let client = HttpClient { address, windows: None };
-                exchange(Patient::new(TokioIo::new(stream), limits.stalled), client, limits, watcher, door).await
+                let spoken = match stream.get_ref().1.alpn_protocol() {
+                    Some(b"h2") => Spoken::Http2,
+                    _ => Spoken::Http1,
+                };
+                exchange(TokioIo::new(stream), spoken, client, limits, watcher, door).await
             }
             Ok(Err(error)) => Err(format!("TLS: {error}")),
             Err(_) => Err("TLS: no handshake in time".to_owned()),
@@ -176,8 +209,18 @@ async fn connection(
     }
 }
 
+/// The version of HTTP on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spoken {
+    Http1,
+    Http2,
+    /// The first bytes tell.
+    Any,
+}
+
 async fn exchange(
     io: impl Read + Write + Unpin + Send + 'static,
+    spoken: Spoken,
     client: HttpClient,
     limits: &ListenerLimits,
     watcher: Watcher,
@@ -196,10 +239,40 @@ async fn exchange(
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .keep_alive_interval(limits.head)
         .keep_alive_timeout(limits.head);
-    let service = service_fn(move |request| {
+    builder = match spoken {
+        Spoken::Http1 => builder.http1_only(),
+        Spoken::Http2 => builder.http2_only(),
+        Spoken::Any => builder,
+    };
+    let within = limits.head;
+    let service = service_fn(move |request: Request<Incoming>| {
         let (door, client) = (door.clone(), client.clone());
-        async move { Ok::<_, Infallible>(door.answer(request, client).await) }
+        async move {
+            let (head, content) = request.into_parts();
+            let content = tokio::time::timeout(within, read_content(&head, content)).await;
+            let request = Request::from_parts(head, content.unwrap_or(RequestContent::Late));
+            Ok::<_, Infallible>(door.answer(request, client).await)
+        }
     });
+    let io = Patient::new(io, limits.head, limits.stalled);
     let connection = builder.serve_connection(io, service).into_owned();
     watcher.watch(connection).await.map_err(|error| error.to_string())
+}
+
+/// Returns whether a request has content.
+async fn read_content(head: &Parts, mut content: Incoming) -> RequestContent {
+    if head.version != Version::HTTP_2 {
+        let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
+        let any = head.headers.contains_key(TRANSFER_ENCODING) || lengths.any(|length| length != "0");
+        return if any { RequestContent::Some } else { RequestContent::None };
+    }
+    // What is wrong with a stream may come with its end. A stream with an error has ended, and nobody gets the answer.
+    let mut bytes = 0;
+    while let Some(Ok(frame)) = content.frame().await {
+        bytes += frame.data_ref().map_or(0, |data| data.len());
+        if bytes > CONTENT_BYTES {
+            break;
+        }
+    }
+    if bytes > 0 { RequestContent::Some } else { RequestContent::None }
 }

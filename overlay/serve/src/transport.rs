@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use memmap2::Mmap;
 use parking_lot::Mutex;
@@ -188,16 +189,29 @@ impl Write for Plain {
     }
 }
 
-/// A connection that ends if its client takes nothing for a while.
+/// What a client sends first by HTTP/2 (RFC 9113, section 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A connection that ends if the client does not say in time which HTTP it speaks, or takes nothing for a while. What
+/// comes after the first bytes has other limits.
 pub(crate) struct Patient<T> {
     inner: T,
+    /// Until the client has said which HTTP it speaks.
+    greeting: Option<Greeting>,
     patience: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
+struct Greeting {
+    /// Bytes that were those of the preface.
+    matched: usize,
+    until: Pin<Box<Sleep>>,
+}
+
 impl<T> Patient<T> {
-    pub fn new(inner: T, patience: Duration) -> Self {
-        Self { inner, patience, waiting: None }
+    pub fn new(inner: T, greeting: Duration, patience: Duration) -> Self {
+        let greeting = Greeting { matched: 0, until: Box::pin(tokio::time::sleep(greeting)) };
+        Self { inner, greeting: Some(greeting), patience, waiting: None }
     }
 
     fn watch<R>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
@@ -215,8 +229,34 @@ impl<T> Patient<T> {
 }
 
 impl<T: Read + Unpin> Read for Patient<T> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buffer)
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let Some(greeting) = &mut this.greeting else { return Pin::new(&mut this.inner).poll_read(cx, buffer) };
+        // By itself: a cursor does not show what was read into it.
+        let mut first = [MaybeUninit::uninit(); PREFACE.len()];
+        let most = buffer.remaining().min(PREFACE.len() - greeting.matched);
+        let mut first = ReadBuf::uninit(&mut first[..most]);
+        match Pin::new(&mut this.inner).poll_read(cx, first.unfilled()) {
+            Poll::Pending => match greeting.until.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                Poll::Pending => Poll::Pending,
+            },
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => {
+                let read = first.filled();
+                let is_preface = !read.is_empty() && PREFACE[greeting.matched..].starts_with(read);
+                greeting.matched += read.len();
+                if !is_preface || greeting.matched == PREFACE.len() {
+                    this.greeting = None;
+                }
+                buffer.put_slice(read);
+                Poll::Ready(Ok(()))
+            }
+        }
     }
 }
 

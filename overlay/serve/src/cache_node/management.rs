@@ -4,13 +4,13 @@ use forebay_api::operator::StageRequest;
 use forebay_engine::summary;
 use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
 use serde::Serialize;
 
 use super::{CacheNode, unallowed};
 use crate::access::Verdict;
 use crate::body::ReplyBody;
 use crate::content::{failed, parse, reply};
+use crate::listener::RequestContent;
 
 /// Who owns the leases of what is prefetched.
 const LEASE_OWNER: &str = "http-prefetch";
@@ -39,7 +39,7 @@ impl CacheNode {
     pub(super) async fn manage(
         &self,
         command: &str,
-        request: &Request<Incoming>,
+        request: &Request<RequestContent>,
         user: &mut Option<String>,
     ) -> Response<ReplyBody> {
         let (verb, path) = command.split_at(command.find('/').unwrap_or(command.len()));

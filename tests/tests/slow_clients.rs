@@ -1,0 +1,124 @@
+//! Clients of a cache node that are slow, idle, or send what nobody asked for.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_tests::cache_node::Node;
+use forebay_tests::http;
+use forebay_tests::mount::{Place, content};
+use forebay_tests::process;
+
+/// More than a node lets a client wait.
+const LIMIT: Duration = Duration::from_secs(120);
+const MIB: usize = 1 << 20;
+/// What all idle connections together may cost a node in memory, in KiB.
+const IDLE_KIB: u64 = 400 << 10;
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+/// Returns what a connection says until its end.
+fn to_the_end(mut stream: &TcpStream) -> Vec<u8> {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => panic!("the connection stays: {error}"),
+        _ => said,
+    }
+}
+
+#[test]
+fn clients_that_stop_are_cut_off() {
+    let place = Place::new();
+    fs::write(place.pool().join("small"), b"content").unwrap();
+    fs::write(place.pool().join("large"), content(1, 64 * MIB)).unwrap();
+    let node = Node::of(&place, &[]);
+    let address = node.address;
+    thread::scope(|scope| {
+        // The head of a request that does not end, a byte at a time.
+        scope.spawn(move || {
+            let mut stream = connect(address);
+            stream.write_all(b"GET /small HTTP/1.1\r\nHost: x\r\n").unwrap();
+            let mut slow = stream.try_clone().unwrap();
+            let sender = thread::spawn(move || {
+                while slow.write_all(b"x").is_ok() {
+                    thread::sleep(Duration::from_secs(1));
+                }
+            });
+            let said = String::from_utf8_lossy(&to_the_end(&stream)).into_owned();
+            assert!(said.is_empty() || said.contains(" 408 "), "{said}");
+            drop(stream);
+            sender.join().unwrap();
+        });
+        // Nothing, and what may still become either version of HTTP.
+        for start in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n"] {
+            scope.spawn(move || {
+                let mut stream = connect(address);
+                stream.write_all(start).unwrap();
+                assert!(to_the_end(&stream).len() < 1000);
+            });
+        }
+        // A response that is not read.
+        scope.spawn(move || {
+            let mut stream = connect(address);
+            stream.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            let local = stream.local_addr().unwrap();
+            let begun = Instant::now();
+            while is_connected(local, address) {
+                assert!(begun.elapsed() < LIMIT, "the node waits for a client that reads nothing");
+                thread::sleep(Duration::from_millis(100));
+            }
+            assert!(to_the_end(&stream).len() < 64 * MIB);
+        });
+        // Others are served meanwhile.
+        scope.spawn(move || {
+            for _ in 0..10 {
+                assert_eq!(http::get(address, "/small", "").unwrap().status, 200);
+                thread::sleep(Duration::from_secs(1));
+            }
+        });
+    });
+    assert_eq!(http::get(address, "/small", "").unwrap().body, "content");
+}
+
+/// Returns whether the server's side of a connection is still established. Both ends are on this machine.
+fn is_connected(client: SocketAddr, server: SocketAddr) -> bool {
+    let hex = |at: SocketAddr| match at {
+        SocketAddr::V4(v4) => format!("{:08X}:{:04X}", u32::from_le_bytes(v4.ip().octets()), v4.port()),
+        SocketAddr::V6(_) => panic!("{at}"),
+    };
+    let ends = format!("{} {} 01", hex(server), hex(client));
+    fs::read_to_string("/proc/net/tcp").unwrap().lines().any(|line| line.contains(&ends))
+}
+
+#[test]
+fn idle_connections_cost_little_and_end() {
+    const CONNECTIONS: usize = 10_000;
+    process::allow_open_files(CONNECTIONS as u64 + 1000);
+    let place = Place::new();
+    fs::write(place.pool().join("f"), b"content").unwrap();
+    let node = Node::of(&place, &[]);
+    let resident = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    assert_eq!(http::get(node.address, "/f", "").unwrap().status, 200);
+    let before = resident();
+    let idle: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(node.address)).collect();
+    for _ in 0..20 {
+        assert_eq!(http::get(node.address, "/f", "").unwrap().body, "content", "idle clients keep nobody out");
+    }
+    let cost = resident().saturating_sub(before);
+    println!("{CONNECTIONS} idle connections cost {cost} KiB");
+    assert!(cost < IDLE_KIB, "{cost} KiB");
+    let (first, last) = (&idle[0], &idle[CONNECTIONS - 1]);
+    assert!(to_the_end(first).len() + to_the_end(last).len() < 1000);
+    drop(idle);
+    assert_eq!(http::get(node.address, "/f", "").unwrap().status, 200);
+}
