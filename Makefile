@@ -1,5 +1,6 @@
 # make demo    the main job on real files, with a table of times
 # make demo-slurm  one script, submitted twice to a real Slurm
+# make demo-cdn  a cache node in front of a web server that is far away: cold, warm, and without the server; a picture
 # make test    everything that a change must pass
 # make bench   ratios to the native file system (ARGS=--quick: fewer pairs)
 # make bench-observer   what the observer costs those that read
@@ -44,7 +45,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-policy lint deny advisories nightly mutants deps man install clean
+.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-policy lint deny advisories nightly mutants deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -76,6 +77,10 @@ demo: build
 demo-slurm: build
 	@packaging/deps slurm
 	@timeout 300 packaging/demo/slurm.sh
+
+demo-cdn: build
+	@packaging/deps demo-cdn
+	@timeout 600 packaging/demo/cdn.sh
 
 # Another compiler than the one that the project is written with has other lints: it shows them.
 lint:

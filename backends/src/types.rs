@@ -312,6 +312,9 @@ pub enum Renames {
 pub enum ListingSupport {
     /// Not at all: a program must know the path of an object.
     Unable,
+    /// With one request for each name, and some names may be missing: a page for people may hide them, or a page of
+    /// their own may stand in place of it.
+    MayOmit,
     /// With one request for each name: it pays off only for a caller that needs many of them.
     AskEach,
     /// All names with their attributes in few requests.
@@ -346,6 +349,11 @@ impl Renames {
 impl ListingSupport {
     pub fn exist(self) -> bool {
         self != Self::Unable
+    }
+
+    /// Whether a name that is not in a listing is absent.
+    pub fn show_all(self) -> bool {
+        self != Self::MayOmit
     }
 
     /// Whether a listing costs at least one request for each name.

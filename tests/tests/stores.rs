@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, Place, alone, content};
-use forebay_tests::process::{Answer, forebay, run, sh};
+use forebay_tests::process::{Answer, forebay, run, sh, wait_until};
 use forebay_tests::servers::Remote;
 use forebay_tests::servers::stores::{Kind, StoreServer};
 use forebay_tests::tree::Files;
@@ -128,6 +128,35 @@ fn azure_is_read_and_not_changed() {
 #[test]
 fn index_pages_of_nginx_are_read_and_not_changed() {
     is_read_and_not_changed(Kind::Nginx);
+}
+
+/// nginx does not list names that begin with a dot, and sends an index.html in place of a list.
+#[test]
+fn names_that_an_index_page_hides_are_found() {
+    let _alone = alone();
+    let mut served = Served::start(Kind::Nginx);
+    served.put("hidden/.dot", b"dot".to_vec());
+    served.put("hidden/shown", b"shown".to_vec());
+    served.put("paged/index.html", b"<html><a href=\"elsewhere/\">elsewhere</a></html>".to_vec());
+    // More than are looked up one by one where a listing tells all names.
+    let names: Vec<String> = (0..50).map(|n| format!("paged/{n}")).collect();
+    names.iter().for_each(|name| served.put(name, name.clone().into_bytes()));
+    let mount = served.mount();
+    let listed =
+        |dir: &str| fs::read_dir(mount.path(dir)).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    assert_eq!(listed("hidden"), ["shown"]);
+    assert_eq!(listed("paged"), ["elsewhere"; 0]);
+    for name in names.iter().map(String::as_str).chain(["hidden/.dot", "paged/index.html"]) {
+        assert!(fs::read(mount.path(name)).unwrap() == served.files[name], "{name}");
+    }
+    let absent = fs::read(mount.path("paged/none")).unwrap_err();
+    assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+    // What is known is shown, until it is removed.
+    std::thread::sleep(NEXT_SECOND * 2);
+    assert_eq!((listed("hidden").len(), listed("paged").len()), (2, 51));
+    fs::remove_file(served.server.files().join("paged/7")).unwrap();
+    wait_until("the removed file is not shown", || listed("paged").len() == 50);
+    assert_eq!(fs::read(mount.path("paged/7")).unwrap_err().kind(), io::ErrorKind::NotFound);
 }
 
 #[test]

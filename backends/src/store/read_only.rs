@@ -14,6 +14,7 @@ use crate::{
 };
 
 use super::attach::Environment;
+use super::web::Web;
 use super::{Bucket, StoreCall, azure, google, keys, web};
 
 /// A bucket of Google's store, a container of Azure's, or a part of a web server; read-only.
@@ -56,8 +57,8 @@ impl StorePool {
             None => bucket.client.list(&bucket.root, false, None, 1).await.map(drop),
         };
         tried.map_err(|refusal| refusal.into_error(format!("attach {}", bucket.name)))?;
-        let lists_names = bucket.web.as_ref().is_none_or(|web| web.lists_names);
-        if !lists_names {
+        let listings = bucket.web.as_ref().map_or(ListingSupport::AskEach, Web::listings);
+        if !listings.exist() {
             tracing::warn!(url, "this server lists no names: files can be read by their paths alone");
         }
         let capabilities = Capabilities {
@@ -73,7 +74,7 @@ impl StorePool {
                 sparse: false,
             },
             renames: Renames::Unable,
-            listings: if lists_names { ListingSupport::AskEach } else { ListingSupport::Unable },
+            listings,
             listed_contents: false,
             versions: Versions { confirmed_by_reads: false, alone: bucket.web.is_none(), of_directories: false },
             streams: true,

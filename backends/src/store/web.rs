@@ -18,7 +18,7 @@ use percent_encoding::{percent_decode_str, percent_encode};
 use reqwest::redirect::{Action, Attempt, Policy};
 use url::Url;
 
-use crate::{DirEntry, ErrorKind, Listing, PoolPath, Result, Time};
+use crate::{DirEntry, ErrorKind, Listing, ListingSupport, PoolPath, Result, Time};
 
 use super::attach::{self, CONNECT_TIMEOUT, READ_TIMEOUT, StoreOptions, wrong};
 use super::client::{Body, Client, PLAIN_IN_QUERY, StoreRefusal, StoreRequest};
@@ -46,7 +46,7 @@ type Pages = BoxStream<'static, Result<Vec<PageEntry>, StoreRefusal>>;
 pub(crate) struct Web {
     dav: bool,
     /// For the pool's root directory.
-    pub(super) lists_names: bool,
+    lists_names: bool,
 }
 
 /// Requests in the form that browsers use.
@@ -165,6 +165,14 @@ impl Web {
             }
         };
         Ok(())
+    }
+
+    pub(super) fn listings(&self) -> ListingSupport {
+        match (self.dav, self.lists_names) {
+            (true, _) => ListingSupport::AskEach,
+            (false, true) => ListingSupport::MayOmit,
+            (false, false) => ListingSupport::Unable,
+        }
     }
 
     pub(super) async fn find(&self, client: &Client, place: &ObjectPlace) -> Result<StoredObject, StoreRefusal> {

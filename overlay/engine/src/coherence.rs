@@ -334,14 +334,17 @@ impl Inner {
         if matches!(dir.state.lock().record.listing, ListingState::Complete(_)) {
             self.revalidate(dir.ino, Age::Metadata).await?;
         }
+        // Only then a listing tells that a name is absent.
+        let show_all = self.pool.capabilities().listings.show_all();
         let list_whole = {
             let mut state = dir.state.lock();
-            if self.lists_all(&state, asked, ttl) {
+            if show_all && self.lists_all(&state, asked, ttl) {
                 return here();
             }
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
-            let listed = !tells
+            let listed = show_all
+                && !tells
                 && matches!(state.record.listing, ListingState::Complete(_))
                 && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl);
             if listed {
@@ -356,7 +359,7 @@ impl Inner {
             // If no version tells whether an old listing still holds, the directory is listed again.
             let partly =
                 state.record.listing == ListingState::Partly || !self.pool.capabilities().versions.of_directories;
-            state.names.single_lookups > enough && partly
+            show_all && state.names.single_lookups > enough && partly
         };
         if list_whole {
             match self.list(dir.ino, None).await {
@@ -394,7 +397,7 @@ impl Inner {
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
                     // If all names were known once, a name that was not among them counts as absent.
-                    let complete = matches!(dir.state.lock().record.listing, ListingState::Complete(_));
+                    let complete = show_all && matches!(dir.state.lock().record.listing, ListingState::Complete(_));
                     return if complete { here() } else { Err(e.context(&path)) };
                 }
                 Err(e) => return Err(e.context(&path)),

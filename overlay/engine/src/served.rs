@@ -58,6 +58,17 @@ impl Overlay {
     /// `NotFound`; `PermissionDenied` if the user may not search a directory on the way or read the file, or if a
     /// symlink leaves the pool; `InvalidInput` for what is neither a file nor a directory; errors of the pool.
     pub async fn open_path(&self, path: &PoolPath, user: &UserGroups) -> Result<Served> {
+        let mut left = ATTEMPTS;
+        loop {
+            match self.open_path_once(path, user).await {
+                // What the path names was replaced between the lookup and the open.
+                Err(e) if e.is(ErrorKind::Stale) && left > 0 => left -= 1,
+                other => return other,
+            }
+        }
+    }
+
+    async fn open_path_once(&self, path: &PoolPath, user: &UserGroups) -> Result<Served> {
         let ino = self.inner.walk(path, user).await.map_err(|e| e.context(path))?;
         let kind = self.inner.node(ino)?.state.lock().record.kind;
         match kind {

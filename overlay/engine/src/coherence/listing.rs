@@ -1,6 +1,6 @@
 //! Listings of whole directories of the pool, merged into the catalog.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,7 +9,7 @@ use forebay_backends::{
     DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
 };
 use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unmatched};
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 
 use super::super::namespace::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
@@ -22,6 +22,8 @@ const RACY: Duration = Duration::from_millis(50);
 const NAMES_AT_ONCE: u32 = 1_000;
 /// Limits the content that may come with one listing: a share of the memory for fetches, so that several listings fit.
 const CONTENTS_BYTES: u64 = 2 << 20;
+/// Names that the pool is asked for at the same time because its listing may have omitted them.
+const OMITTED_AT_ONCE: usize = 16;
 /// How often a listing starts again because own flushes moved directories meanwhile.
 const ATTEMPTS: u32 = 60;
 
@@ -194,6 +196,7 @@ impl Inner {
                 };
                 let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
                 let mut refused = InvalidNames::default();
+                let mut unlisted = self.names_that_may_be_omitted(dir)?;
                 while let Some(page) = listing.try_next().await? {
                     let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
                     if bytes > LISTED_BYTES {
@@ -205,6 +208,7 @@ impl Inner {
                             continue;
                         }
                         entries.add(&name, &stat)?;
+                        unlisted.remove(name.as_slice());
                         if stat.nlink > 1 {
                             linked.push(stat.clone());
                         }
@@ -213,6 +217,7 @@ impl Inner {
                     }
                 }
                 refused.tell(&path);
+                self.ask_for_omitted(&path, unlisted, &mut entries).await?;
                 Ok((stat, entries, linked, came))
             };
             let (stat, entries, linked, came) = match self.ask(read).await {
@@ -258,6 +263,37 @@ impl Inner {
         }
         let what = format!("{}: changes all the time while it is listed", self.display(dir));
         Err(Error::new(ErrorKind::Busy, Side::Pool, what))
+    }
+
+    /// Returns the names that the pool had in a directory, if its listings may omit names.
+    fn names_that_may_be_omitted(&self, dir: Ino) -> Result<HashSet<Box<[u8]>>> {
+        let mut names = HashSet::new();
+        if !self.pool.capabilities().listings.show_all() {
+            self.catalog.names(dir, |name, record| {
+                if record.pool.is_some() {
+                    names.insert(name.into());
+                }
+                Ok(true)
+            })?;
+        }
+        Ok(names)
+    }
+
+    /// Asks the pool for names that its listing did not show, and adds those that are there.
+    async fn ask_for_omitted(&self, dir: &PoolPath, names: HashSet<Box<[u8]>>, entries: &mut Entries) -> Result<()> {
+        let ask = |name: Box<[u8]>| async {
+            let stat = self.pool.stat(&dir.join(&name)).await;
+            (name, stat)
+        };
+        let mut answers = stream::iter(names).map(ask).buffer_unordered(OMITTED_AT_ONCE);
+        while let Some((name, stat)) = answers.next().await {
+            match stat {
+                Ok(stat) => entries.add(&name, &stat)?,
+                Err(e) if e.is(ErrorKind::NotFound) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     /// Merges the names and attributes of a listing into the catalog. What own calls changed meanwhile stays as the
