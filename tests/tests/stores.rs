@@ -137,7 +137,7 @@ fn names_that_an_index_page_hides_are_found() {
     let mut served = Served::start(Kind::Nginx);
     served.put("hidden/.dot", b"dot".to_vec());
     served.put("hidden/shown", b"shown".to_vec());
-    served.put("paged/index.html", b"<html><a href=\"elsewhere/\">elsewhere</a></html>".to_vec());
+    served.put("paged/index.html", b"<html><a href=\"elsewhere\">elsewhere</a></html>".to_vec());
     // More than are looked up one by one where a listing tells all names.
     let names: Vec<String> = (0..50).map(|n| format!("paged/{n}")).collect();
     names.iter().for_each(|name| served.put(name, name.clone().into_bytes()));

@@ -33,6 +33,9 @@ const LISTED_BYTES: u64 = 1 << 30;
 /// The size of one piece of encoded entries.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// Names that a listing did not show.
+type OmittedNames = HashSet<Box<[u8]>>;
+
 /// The entries of a pool directory, encoded. Those of a large directory are all in memory at once; encoded, they take a
 /// third of the memory.
 #[derive(Debug, Default)]
@@ -208,7 +211,7 @@ impl Inner {
                             continue;
                         }
                         entries.add(&name, &stat)?;
-                        unlisted.remove(name.as_slice());
+                        unlisted.as_mut().map(|names| names.remove(name.as_slice()));
                         if stat.nlink > 1 {
                             linked.push(stat.clone());
                         }
@@ -217,10 +220,13 @@ impl Inner {
                     }
                 }
                 refused.tell(&path);
-                self.ask_for_omitted(&path, unlisted, &mut entries).await?;
-                Ok((stat, entries, linked, came))
+                let absent = match unlisted {
+                    Some(names) => Some(self.ask_for_omitted(&path, names, &mut entries).await?),
+                    None => None,
+                };
+                Ok((stat, entries, absent, linked, came))
             };
-            let (stat, entries, linked, came) = match self.ask(read).await {
+            let (stat, entries, absent, linked, came) = match self.ask(read).await {
                 Err(e) if e.is(ErrorKind::NotFound) => {
                     self.missing(dir, asked).await?;
                     if !node.state.lock().record.in_pool() {
@@ -242,7 +248,7 @@ impl Inner {
             if let Some(contents) = contents.as_deref_mut() {
                 *contents = came;
             }
-            if let Some(children) = self.merge(dir, &stat, entries, &watched, began)? {
+            if let Some(children) = self.merge(dir, &stat, (entries, absent), &watched, began)? {
                 if self.children_changed(children, &watched).await? && !watched.looks_again() {
                     let mut state = node.state.lock();
                     // Not if something that was found meanwhile requires another listing.
@@ -266,44 +272,51 @@ impl Inner {
     }
 
     /// Returns the names that the pool had in a directory, if its listings may omit names.
-    fn names_that_may_be_omitted(&self, dir: Ino) -> Result<HashSet<Box<[u8]>>> {
-        let mut names = HashSet::new();
-        if !self.pool.capabilities().listings.show_all() {
-            self.catalog.names(dir, |name, record| {
-                if record.pool.is_some() {
-                    names.insert(name.into());
-                }
-                Ok(true)
-            })?;
+    fn names_that_may_be_omitted(&self, dir: Ino) -> Result<Option<OmittedNames>> {
+        if self.pool.capabilities().listings.show_all() {
+            return Ok(None);
         }
-        Ok(names)
+        let mut names = OmittedNames::new();
+        self.catalog.names(dir, |name, record| {
+            if record.pool.is_some() {
+                names.insert(name.into());
+            }
+            Ok(true)
+        })?;
+        Ok(Some(names))
     }
 
-    /// Asks the pool for names that its listing did not show, and adds those that are there.
-    async fn ask_for_omitted(&self, dir: &PoolPath, names: HashSet<Box<[u8]>>, entries: &mut Entries) -> Result<()> {
+    /// Asks the pool for names that its listing did not show, and adds those that are there. Returns the others.
+    async fn ask_for_omitted(
+        &self,
+        dir: &PoolPath,
+        names: OmittedNames,
+        entries: &mut Entries,
+    ) -> Result<OmittedNames> {
         let ask = |name: Box<[u8]>| async {
             let stat = self.pool.stat(&dir.join(&name)).await;
             (name, stat)
         };
+        let mut absent = OmittedNames::new();
         let mut answers = stream::iter(names).map(ask).buffer_unordered(OMITTED_AT_ONCE);
         while let Some((name, stat)) = answers.next().await {
             match stat {
                 Ok(stat) => entries.add(&name, &stat)?,
-                Err(e) if e.is(ErrorKind::NotFound) => {}
+                Err(e) if e.is(ErrorKind::NotFound) => _ = absent.insert(name),
                 Err(e) => return Err(e),
             }
         }
-        Ok(())
+        Ok(absent)
     }
 
     /// Merges the names and attributes of a listing into the catalog. What own calls changed meanwhile stays as the
-    /// catalog has it. Returns what the listing says of known files; `None` if it may be the listing of another
-    /// directory.
+    /// catalog has it. `absent`: if the listing may omit names, those of which the pool said that it has them no longer.
+    /// Returns what the listing says of known files; `None` if it may be the listing of another directory.
     fn merge(
         &self,
         dir: Ino,
         stat: &Stat,
-        entries: Entries,
+        (entries, absent): (Entries, Option<OmittedNames>),
         watched: &NameQuery<'_>,
         began: Instant,
     ) -> Result<Option<Vec<Child>>> {
@@ -369,7 +382,7 @@ impl Inner {
             }
         }
         for (name, record) in known {
-            if !watched.holds(&name) {
+            if !watched.holds(&name) || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
                 continue;
             }
             let now = txn.name(dir, &name)?;
