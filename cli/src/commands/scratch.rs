@@ -225,11 +225,16 @@ fn dirs(entry: &RegisteredMount, verb: ScratchVerb) -> Result<Vec<ScratchDir>, F
     Ok(all)
 }
 
-/// Returns the scratch directory of these mounts that a path lies in, and the rest of the path.
+/// Returns the scratch directory of these mounts that a path lies in, and the rest of the path. A mount that does not answer
+/// is an error only if the path lies in its fast pool.
 fn found(path: &Path, entries: &[RegisteredMount]) -> Result<Option<(ScratchDir, PathBuf)>, Failure> {
     let path = paths::absolute(path).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
     for entry in entries {
-        for dir in dirs(entry, ScratchVerb::List)? {
+        let all = match dirs(entry, ScratchVerb::List) {
+            Err(_) if !entry.state.config.fast.iter().any(|fast| path.starts_with(fast)) => continue,
+            all => all?,
+        };
+        for dir in all {
             if let Ok(below) = path.strip_prefix(&dir.path) {
                 let below = below.to_owned();
                 return Ok(Some((dir, below)));
