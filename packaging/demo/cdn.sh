@@ -93,7 +93,7 @@ fetch() {
             >"$work/list"
     rm -rf "$work/got"
     begin=$EPOCHREALTIME
-    timeout 170 curl -sS --fail --create-dirs --parallel --parallel-max "$clients" -K "$work/list" ||
+    timeout 170 curl -sS --no-progress-meter --fail --create-dirs --parallel --parallel-max "$clients" -K "$work/list" ||
         fail "a file could not be fetched"
     took=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
     diff -r "$origin" "$work/got" >/dev/null || fail "what came through the node is not what the origin has"
