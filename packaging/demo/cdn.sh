@@ -122,7 +122,7 @@ say "What the node says"
 
 for browser in chromium chromium-browser google-chrome; do
     command -v "$browser" >/dev/null || continue
-    # The page is live, so the browser is given time for a few updates.
+    # The page never ends to load, because it is live: the picture is taken after its first update.
     if timeout 60 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/browser" \
         --window-size=1280,1700 --timeout=6000 --screenshot="$picture" "http://127.0.0.1:$metrics/" >/dev/null 2>&1; then
         say "The node's page, as a picture: $picture"

@@ -211,7 +211,9 @@ impl Inner {
                             continue;
                         }
                         entries.add(&name, &stat)?;
-                        unlisted.as_mut().map(|names| names.remove(name.as_slice()));
+                        if let Some(names) = &mut unlisted {
+                            names.remove(name.as_slice());
+                        }
                         if stat.nlink > 1 {
                             linked.push(stat.clone());
                         }
