@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_api::operator::ContentState;
-use forebay_backends::PoolPath;
-use forebay_engine::{Ino, Lookup, Options, Overlay, Policy};
+use forebay_backends::{ErrorKind, Expected, Pool, PoolPath};
+use forebay_engine::{Ino, KernelCache, Lookup, Options, Overlay, Policy};
 use forebay_tests::engine::*;
+use tokio::sync::oneshot;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_to_a_file_that_became_resident_while_it_was_open_is_kept_as_a_conflict() {
@@ -111,4 +112,54 @@ async fn a_lookup_that_runs_while_its_directory_is_listed_finds_the_name() {
         }
     }
     assert_eq!(absent, [""; 0]);
+}
+
+/// A kernel that has not heard yet of what it is told.
+struct LateKernel;
+
+impl KernelCache for LateKernel {
+    fn invalidate_inode(&self, _: Ino, _: bool) {}
+    fn invalidate_from(&self, _: Ino, _: u64) -> oneshot::Receiver<()> {
+        oneshot::channel().1
+    }
+    fn invalidate_name(&self, _: Ino, _: &[u8]) {}
+    fn invalidate_name_and_tell(&self, _: Ino, _: &[u8]) -> oneshot::Receiver<()> {
+        oneshot::channel().1
+    }
+    fn expire_name(&self, _: Ino, _: &[u8]) -> oneshot::Receiver<()> {
+        oneshot::channel().1
+    }
+    fn keep_names(&self, _: bool) {}
+    fn invalidate_attributes_now(&self, _: Ino) {}
+    fn release_content(&self, _: Ino) {}
+}
+
+/// After a listing without a name, the kernel may open the file by its cached entry, until it has heard of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_a_listing_found_removed_is_not_opened_by_its_inode() {
+    let fixture = Fixture::new();
+    for name in ["gone", "held"] {
+        fixture.put(name, b"content").await;
+    }
+    let overlay = fixture.open().await;
+    overlay.set_kernel(Arc::new(LateKernel));
+    let mut inodes = Vec::new();
+    for name in [b"gone", b"held"] {
+        let Lookup::Found(entry) = overlay.lookup(Ino::ROOT, name).await.unwrap() else { panic!("not found") };
+        inodes.push(entry.attr.ino);
+    }
+    read(&overlay, "gone").await.unwrap();
+    overlay.open_file(inodes[1], RDONLY).await.unwrap();
+    for name in ["gone", "held"] {
+        fixture.memory.remove(&pool_path(name), &Expected::Anything).await.unwrap();
+    }
+    overlay.open_dir(Ino::ROOT).await.unwrap();
+    for flags in [RDONLY, RDWR, RDWR | libc::O_TRUNC] {
+        let error = overlay.open_file(inodes[0], flags).await.map(drop).unwrap_err();
+        assert!(error.is(ErrorKind::Stale), "{error}");
+    }
+    // A program that has it open may open it again, by /proc/self/fd.
+    overlay.open_file(inodes[1], RDONLY).await.unwrap();
+    assert_eq!(overlay.read(inodes[1], 0, 7).await.unwrap(), "content");
+    overlay.shutdown().await.unwrap();
 }

@@ -22,12 +22,23 @@ const ATTEMPTS: u32 = 5;
 /// Whether an open will fetch the whole file from a pool whose reads fail if the version has changed. Then the version
 /// need not be confirmed before. A fetch that is already in flight does not count, because its answer may be older.
 fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
-    if !inner.pool.capabilities().versions.confirmed_by_reads {
+    // A peer does not confirm that the pool still has the version.
+    if inner.peers.get().is_some() || !inner.pool.capabilities().versions.confirmed_by_reads {
         return false;
     }
     let state = node.state.lock();
     let fits = (1..=policy.whole_file_bytes).contains(&state.record.size) && policy.read != Read::Bypass;
     fits && state.record.file.is_absent() && state.flights.is_empty()
+}
+
+/// Refuses an inode whose last name was removed or replaced after the kernel looked it up: by a caller of the mount, if
+/// the content went with it, or by another client in the pool. A program that has such a file open may open it again.
+fn check_has_names(node: &Node, state: &NodeState) -> Result<()> {
+    if state.is_deleted() || (state.is_superseded() && !state.opens.any()) {
+        let what = format!("inode {} has no name any more", node.ino);
+        return Err(Error::new(ErrorKind::Stale, Side::Application, what));
+    }
+    Ok(())
 }
 
 impl Overlay {
@@ -56,6 +67,7 @@ impl Overlay {
         if truncates || !is_fetched_whole(inner, &node, &policy) {
             inner.revalidate(ino, Age::Open).await?;
         }
+        check_has_names(&node, &node.state.lock())?;
         if truncates {
             if let Some(thread) = thread {
                 inner.check_rights(ino, thread).await?;
@@ -222,10 +234,7 @@ impl Inner {
     fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
         let write = is_writable(flags);
         let mut state = node.state.lock();
-        if state.is_deleted() {
-            // The last name was removed or replaced after the kernel looked it up, and the content went with it.
-            return Err(Error::new(ErrorKind::Stale, Side::Application, format!("inode {} was deleted", node.ino)));
-        }
+        check_has_names(node, &state)?;
         let resident = match state.record.file.is_whole() {
             true => match self.content(node.ino, &mut state) {
                 Ok(content) => Some(content),
