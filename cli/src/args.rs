@@ -87,6 +87,11 @@ pub enum Command {
         /// A file under a mount.
         path: PathBuf,
     },
+    /// Show the other nodes of the cluster: what they gave and got, and why any was passed over.
+    Peers {
+        /// A path under a mount. Default: all mounts.
+        path: Option<PathBuf>,
+    },
     /// Policy: rules for how paths are read, written, flushed and kept.
     Policy {
         #[command(subcommand)]
@@ -216,7 +221,10 @@ pub struct MountArgs {
     /// ADDRESS:PORT for another one.
     #[arg(long, value_name = "ADDRESS", value_parser = forebay_daemon::metrics::parse_address)]
     pub metrics: Option<SocketAddr>,
-    /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, metrics=, ro, immutable, allow_other, ...
+    /// Read content from other nodes before the pool, and give it to them: a file that names them (docs/CLUSTER.md).
+    #[arg(long, value_name = "FILE")]
+    pub peers: Option<PathBuf>,
+    /// Options as in fstab: fast=, limit=, policy=, config=, throttle=, metrics=, peers=, ro, immutable, allow_other, ...
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
     /// Hooks of the observer to disable, as `-o mask_hooks=`.

@@ -11,6 +11,7 @@ mod mount;
 mod multi_mount;
 mod observe;
 mod options;
+mod peers;
 mod policy;
 mod processes;
 mod profile;
@@ -45,6 +46,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Dirty { path } => listing::dirty(path.as_deref(), output),
         Command::Ls { path, recursive } => listing::ls(&path, recursive, output),
         Command::Du { path, summarize } => listing::du(&path, summarize, output),
+        Command::Peers { path } => peers::run(path.as_deref(), output),
         Command::Explain { path } => explain::run(&path, output),
         Command::Observe(args) => observe::run(args, output),
         Command::Job { command } => job::run(command, output),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "it is test code: a panic is a failed test")]
 
 pub mod cache_node;
+pub mod cluster;
 pub mod disk;
 pub mod engine;
 pub mod model;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::tree::{Bucket, Files, Tree};
+pub use started::free_port;
 
 /// A pool on a server.
 #[derive(Debug, Clone)]

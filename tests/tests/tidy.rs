@@ -9,7 +9,7 @@ use std::process::Command;
 const LINES_MAX: usize = 600;
 
 /// The crates of this workspace that each crate may depend on.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("backends", &[]),
     ("ebpf", &[]),
     ("prefetch", &[]),
@@ -24,9 +24,13 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("overlay/jobs", &["api", "backends", "cache", "catalog", "ebpf", "engine", "policy", "prefetch", "system"]),
     ("overlay/fuse", &["backends", "engine", "jobs"]),
     ("overlay/serve", &["api", "backends", "engine", "policy", "system"]),
+    ("overlay/peers", &["api", "backends", "cluster", "engine", "serve"]),
     (
         "overlay/daemon",
-        &["api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "policy", "prefetch", "serve", "system"],
+        &[
+            "api", "backends", "cache", "ebpf", "engine", "fuse", "jobs", "peers", "policy", "prefetch", "serve",
+            "system",
+        ],
     ),
     ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "serve", "slurm", "system"]),
     ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),

@@ -77,6 +77,9 @@ pub struct ServeArgs {
     /// another one.
     #[arg(long, value_name = "ADDRESS", value_parser = forebay_daemon::metrics::parse_address)]
     pub metrics: Option<SocketAddr>,
+    /// Read content from other nodes before the pool, and give it to them: a file that names them (docs/CLUSTER.md).
+    #[arg(long, value_name = "FILE")]
+    pub peers: Option<PathBuf>,
     /// The most memory that all buffers may use together.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,

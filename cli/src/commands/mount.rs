@@ -90,6 +90,7 @@ fn config(args: args::MountArgs, kernel_options: Vec<String>) -> Result<MountCon
         threads: args.threads.map(usize::from),
         memory_bytes: args.memory.map(|m| m.as_u64()),
         metrics: args.metrics,
+        peers: args.peers,
         mask_hooks: args.mask_hooks,
         kernel_options: kernel_options.into_iter().filter(|o| o != options::ALLOW_OTHER).collect(),
     })

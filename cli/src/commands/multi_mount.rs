@@ -34,6 +34,10 @@ pub fn without_url(mut args: args::MountArgs) -> Result<args::MountArgs, Failure
         return Err(Failure::usage("both --policy and --config were given")
             .remedy("put the policy into the file beside its [[pool]] tables, or as policy = \"FILE\" into one"));
     }
+    if args.peers.is_some() {
+        return Err(Failure::usage("both --peers and --config were given: each pool has a daemon of its own")
+            .remedy("put peers = \"FILE\" into the [[pool]] tables, each with an address of its own"));
+    }
     if args.metrics.is_some() {
         return Err(Failure::usage("both --metrics and --config were given: each pool has a daemon of its own")
             .remedy("put metrics = \"PORT\" into the [[pool]] tables, each with a port of its own"));

@@ -58,6 +58,7 @@ pub fn apply(args: &mut MountArgs) -> Result<Given, Failure> {
             "limit" => args.limit = Some(value.parse().map_err(|e| bad(&e))?),
             "memory" => args.memory = Some(value.parse().map_err(|e| bad(&e))?),
             "metrics" => args.metrics = Some(parse_address(value).map_err(|e| bad(&e))?),
+            "peers" => args.peers = Some(value.into()),
             "config" => args.config = Some(value.into()),
             "policy" => args.policy = Some(value.into()),
             "throttle" => args.throttle = Some(values::pace(value).map_err(|e| bad(&e))?),
@@ -75,7 +76,7 @@ pub fn apply(args: &mut MountArgs) -> Result<Given, Failure> {
                     return Err(Failure::usage(format!("mount option `{option}`: {why}")).remedy(*remedy));
                 }
                 return Err(Failure::usage(format!("mount option `{option}` is not known")).remedy(
-                    "fast=DIR[:DIR], limit=, policy=, config=, throttle=RATE:LATENCY, memory=, threads=, metrics=, ro, immutable, allow_other",
+                    "fast=DIR[:DIR], limit=, policy=, config=, throttle=RATE:LATENCY, memory=, threads=, metrics=, peers=, ro, immutable, allow_other",
                 ));
             }
         }

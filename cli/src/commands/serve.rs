@@ -49,6 +49,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
             threads: None,
             memory_bytes: args.memory.map(|memory| memory.as_u64()),
             metrics: args.metrics,
+            peers: args.peers,
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
         },

@@ -149,6 +149,9 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
             counters.read_misses
         ),
     );
+    if counters.peer_read_bytes > 0 {
+        line("from peers", format!("{} instead of the pool (`forebay peers`)", bytes(counters.peer_read_bytes)));
+    }
     if counters.ahead_files > 0 {
         let (files, of) = (counted(counters.ahead_files, "file"), bytes(counters.ahead_bytes));
         line("read ahead", format!("{files}, {of}, {} of them opened since", counters.ahead_used_files));

@@ -6,6 +6,7 @@ pub mod foresight;
 pub mod jobs;
 pub mod operator;
 pub mod paths;
+pub mod peers;
 pub mod policy;
 pub mod protocol;
 pub mod scratch;

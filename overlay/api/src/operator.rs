@@ -180,6 +180,9 @@ pub struct TierStatus {
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Counters {
     pub pool_read_bytes: u64,
+    /// Bytes that other nodes gave instead of the pool.
+    #[serde(default)]
+    pub peer_read_bytes: u64,
     pub pool_written_bytes: u64,
     pub fetches: u64,
     pub opens_resident: u64,

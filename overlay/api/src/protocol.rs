@@ -10,6 +10,7 @@ use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Progress, ReleaseRequest, StageRequest, Status,
 };
+use crate::peers::PeersStatus;
 use crate::policy::{PolicyEffect, PolicyExplanation, PolicyVerb};
 use crate::scratch::{CommitReport, ScratchDir, ScratchVerb};
 use crate::views::{View, ViewChanges, ViewVerb};
@@ -64,6 +65,8 @@ pub enum Request {
         #[serde(default)]
         interval_ms: u64,
     },
+    /// Returns the members of the cluster, and what they gave each other.
+    Peers,
     /// Explains why a file is resident, and what would evict it.
     Explain {
         path: String,
@@ -103,6 +106,7 @@ pub enum Reply {
     PolicyExplanation(PolicyExplanation),
     PolicyEffect(Box<PolicyEffect>),
     Sample(Sample),
+    Peers(Box<PeersStatus>),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),
     Profile(Box<ProfileDocument>),

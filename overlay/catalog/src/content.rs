@@ -128,6 +128,19 @@ impl Catalog {
         })
     }
 
+    /// Returns the CRC32C of one fetched chunk; `None` if it was not fetched, or was changed since.
+    pub fn checksum(&self, id: ContentId, record: &ContentRecord, chunk: u32) -> Result<Option<u32>> {
+        let of = |some: &[(u32, u32)]| {
+            some.binary_search_by_key(&chunk, |(known, _)| *known).ok().and_then(|at| some.get(at)).map(|(_, sum)| *sum)
+        };
+        let known = of(&record.checksums);
+        if known.is_some() || chunk < GROUP_CHUNKS || chunk / GROUP_CHUNKS >= record.groups {
+            return Ok(known);
+        }
+        let group: Option<Checksums> = self.get(cf::CHUNKS, &group_key(id, chunk / GROUP_CHUNKS))?;
+        Ok(group.and_then(|group| of(&group)))
+    }
+
     /// Returns the CRC32C of each fetched chunk, ascending by chunk number.
     pub fn checksums(&self, id: ContentId, record: &ContentRecord) -> Result<Vec<(u32, u32)>> {
         let mut checksums = record.group(0).to_vec();
@@ -228,6 +241,10 @@ mod tests {
         catalog.write(batch).unwrap();
         assert_eq!(catalog.content(id).unwrap().unwrap(), record);
         assert_eq!(catalog.checksums(id, &record).unwrap(), all);
+        let one = |chunk| catalog.checksum(id, &record, chunk).unwrap();
+        assert!(
+            all.iter().all(|(chunk, sum)| one(*chunk) == Some(*sum)) && one(3).is_none() && one(2_999 + 64).is_none()
+        );
         // All groups of `id` are deleted, and those of `other` stay.
         let mut batch = catalog.batch();
         batch.delete_content(id);

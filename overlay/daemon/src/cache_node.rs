@@ -22,7 +22,7 @@ use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Phase, Process, Runtime, now_unix};
 use super::server::{Facts, Server};
 use super::supervisor::Signals;
-use super::{Failure, FailureKind, capabilities, confinement, preflight, registry, worker};
+use super::{Failure, FailureKind, capabilities, confinement, peers, preflight, registry, worker};
 
 /// Where cache nodes are registered: a node named `n` stands for the paths below `/forebay/n`.
 pub const ROOT: &str = "/forebay";
@@ -62,6 +62,7 @@ struct NodeSockets {
     content: Vec<TcpListener>,
     certificate: Option<Arc<Certificate>>,
     metrics: Option<TcpListener>,
+    peers: Option<TcpListener>,
 }
 
 /// What is read again when the node is asked to reload.
@@ -132,7 +133,8 @@ pub fn run(
         rate: config.rate,
         log,
     };
-    let sockets = NodeSockets { content: sockets, certificate, metrics };
+    let peers = peers::settings(&config.mount)?.map(|settings| peers::bind(settings.listen)).transpose()?;
+    let sockets = NodeSockets { content: sockets, certificate, metrics, peers };
     let outcome = rt.block_on(serve(&runtime, config, sockets, options, notes, on_ready));
     runtime.remove();
     rt.shutdown_background();
@@ -147,7 +149,7 @@ async fn serve(
     notes: Vec<String>,
     on_ready: impl FnOnce(&CacheNodeReady),
 ) -> Result<(), Failure> {
-    let NodeSockets { content, certificate, metrics } = sockets;
+    let NodeSockets { content, certificate, metrics, peers: peer_socket } = sockets;
     let mount = &config.mount;
     let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
     let (overlay, pool) = worker::open(mount, worker::policy(mount)?, false).await?;
@@ -155,7 +157,10 @@ async fn serve(
     register(runtime, mount)?;
     let path = mount.mountpoint.display().to_string();
     overlay.set_mount(&path, false);
-    let facts = Arc::new(facts(runtime, mount));
+    let settings = peers::settings(mount)?;
+    let peers = peers::start(mount, settings, peer_socket, &overlay)?;
+    let facts = Facts { peers: peers.as_ref().map(|server| server.peers.clone()), ..facts(runtime, mount) };
+    let facts = Arc::new(facts);
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
@@ -193,7 +198,7 @@ async fn serve(
         _ = async { while listeners.join_next().await.is_some() {} } => {}
         () = async { while signals.asks_to_reload().await {} } => {}
     }
-    drop((clients, numbers));
+    drop((clients, numbers, peers));
     jobs.shutdown().await.map_err(Failure::from)
 }
 
@@ -203,6 +208,7 @@ fn facts(runtime: &Runtime, mount: &MountConfig) -> Facts {
         no_passthrough: Box::new(|| Some("there is no mount: files are served over HTTP".to_owned())),
         runtime: runtime.clone(),
         pool: mount.pool.clone(),
+        peers: None,
     }
 }
 

@@ -42,6 +42,9 @@ pub struct MountConfig {
     /// Where metrics and the page are served. `None`: nowhere.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
+    /// The file that names the other nodes that give each other content. `None`: there are none.
+    #[serde(default)]
+    pub peers: Option<PathBuf>,
     /// Options of the mount itself, beside those of the file system: `nosuid`, `noexec`, ...
     #[serde(default)]
     pub kernel_options: Vec<String>,
@@ -76,6 +79,9 @@ impl MountConfig {
         }
         if let Some(address) = self.metrics {
             words.push(format!("--metrics {address}"));
+        }
+        if let Some(file) = &self.peers {
+            words.push(format!("--peers {}", quoted(&file.to_string_lossy())));
         }
         for (set, flag) in
             [(self.read_only, "--read-only"), (self.immutable, "--immutable"), (self.allow_other, "-o allow_other")]
@@ -112,6 +118,7 @@ mod tests {
             threads: None,
             memory_bytes: None,
             metrics: Some("127.0.0.1:9464".parse().unwrap()),
+            peers: Some("/etc/peers.toml".into()),
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
         }
@@ -120,6 +127,9 @@ mod tests {
     #[test]
     fn command_line_quotes_what_a_shell_would_split() {
         let line = config("/p").command_line();
-        assert_eq!(line, "forebay mount /p '/mnt/my data' --fast /nvme --limit 7 --metrics 127.0.0.1:9464 --read-only");
+        assert_eq!(
+            line,
+            "forebay mount /p '/mnt/my data' --fast /nvme --limit 7 --metrics 127.0.0.1:9464 --peers /etc/peers.toml --read-only"
+        );
     }
 }

@@ -17,6 +17,7 @@ pub mod limits;
 pub mod metrics;
 pub mod multi_mount;
 pub mod offline;
+pub mod peers;
 pub mod policy_files;
 pub mod preflight;
 pub mod process_discovery;

@@ -71,3 +71,7 @@ pub const LOG_BYTES: u64 = 16 << 20;
 pub const LIMIT_BYTES: u64 = forebay_cache::CHUNK_BYTES;
 /// A fast pool with less room than this cannot even hold its catalog.
 pub const FAST_FREE_BYTES: u64 = 16 << 20;
+/// Connections of other nodes at the same time; further ones wait.
+pub const PEER_CONNECTIONS: usize = 4096;
+/// How often the peers file is looked at for changes.
+pub const PEERS_FILE: Duration = Duration::from_secs(2);

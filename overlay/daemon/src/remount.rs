@@ -116,6 +116,10 @@ fn stays(asked: &MountConfig, entry: &RegisteredMount) -> Result<(), Failure> {
         let now = has.metrics.map_or("no metrics".to_owned(), |now| format!("metrics on {now}"));
         return refused(format!("metrics={address}"), now);
     }
+    if let Some(file) = asked.peers.as_ref().filter(|_| asked.peers != has.peers) {
+        let now = has.peers.as_ref().map_or("no peers".to_owned(), |now| format!("peers={}", now.display()));
+        return refused(format!("peers={}", file.display()), now);
+    }
     if asked.immutable && !has.immutable {
         return refused("immutable".to_owned(), "a pool that changes".to_owned());
     }

@@ -17,6 +17,7 @@ use forebay_api::operator::{Progress, Status};
 use forebay_backends::{Error, ErrorKind, PoolPath};
 use forebay_engine::Overlay;
 use forebay_jobs::Jobs;
+use forebay_peers::Peers;
 use forebay_prefetch::signature::Invocation;
 use forebay_system::process::Process;
 use futures::{Stream, StreamExt};
@@ -40,6 +41,8 @@ pub struct Facts {
     pub runtime: Runtime,
     /// The pool, as the mount was asked for it.
     pub pool: String,
+    /// The other nodes of its cluster.
+    pub peers: Option<Arc<Peers>>,
 }
 
 /// Answers clients until it is dropped.
@@ -246,6 +249,13 @@ async fn carry_out(
             let asked = overlay.clone();
             let done = out.waiting_for(engine, async move { views::carry_out(&asked, verb).await }).await?;
             out.send(&done.map_err(refused)?).await?;
+        }
+        Request::Peers => {
+            let peers = facts.peers.as_ref().ok_or_else(|| {
+                Failure::usage(format!("{} has no peers", facts.mountpoint))
+                    .remedy("mount it with --peers FILE; docs/CLUSTER.md shows what the file has")
+            })?;
+            out.send(&Reply::Peers(Box::new(peers.status()))).await?;
         }
         Request::Sample { interval_ms } => {
             let (asked, interval) = (jobs.clone(), Duration::from_millis(interval_ms.min(limits::INTERVAL_MS)));

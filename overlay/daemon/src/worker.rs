@@ -20,7 +20,7 @@ use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Runtime};
 use super::server::{self, Facts, Server};
 use super::supervisor::{Ready, Signals, StartOutcome, stop};
-use super::{Failure, FailureKind, capabilities, doctor, limits, mounts, policy_files};
+use super::{Failure, FailureKind, capabilities, doctor, limits, mounts, peers, policy_files};
 
 /// Threads for blocking calls. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are for the engine.
 const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
@@ -75,7 +75,11 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let attach = attach(runtime)?;
     // Before the mount serves: without the address that was asked for, there is no mount.
     let metrics = config.metrics.filter(|_| attach == Attach::Fresh).map(metrics::bind).transpose()?;
+    let settings = peers::settings(config)?;
+    let fresh = settings.as_ref().filter(|_| attach == Attach::Fresh);
+    let peer_socket = fresh.map(|settings| peers::bind(settings.listen)).transpose()?;
     let (overlay, pool) = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
+    let peers = peers::start(config, settings, peer_socket, &overlay)?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
     let (served, noted) = (overlay.clone(), jobs.clone());
@@ -94,6 +98,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
         no_passthrough: Box::new(no_passthrough.clone()),
         runtime: runtime.clone(),
         pool: config.pool.clone(),
+        peers: peers.as_ref().map(|server| server.peers.clone()),
     });
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
@@ -117,7 +122,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
     StartOutcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
-    drop((clients, numbers));
+    drop((clients, numbers, peers));
     finish(runtime, state, &overlay, &jobs).await
 }
 

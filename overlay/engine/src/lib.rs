@@ -21,6 +21,7 @@
 //! | `staging` | requests of operators, and their progress: stage, flush, evict, leases |
 //! | `advisor`, `ahead` | what the engine asks the `jobs` crate; what the `jobs` crate needs of the engine |
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
+//! | `peers` | bytes from other nodes before the pool, and for them |
 //! | `node`, `shares` | inodes in memory; shares of users |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
 //! | `served` | files for front ends without a kernel: by path, with a user's rights, under one version |
@@ -45,6 +46,7 @@ mod layout;
 mod namespace;
 mod node;
 mod paths;
+mod peers;
 mod permission;
 mod policies;
 mod resident_tree;
@@ -89,6 +91,7 @@ pub use forebay_cache::{Content, content_io};
 pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
+pub use peers::{Holding, Loan, PeerSource, PeerWish};
 pub use resident_tree::{ResidentDirectory, ResidentTree};
 pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
 pub use shares::{Shares, UserSlot};
@@ -196,6 +199,7 @@ pub(crate) struct Inner {
     pub mountpoint: Mutex<Option<String>>,
     pub passthrough: OnceLock<bool>,
     pub advisor: OnceLock<Arc<dyn Advisor>>,
+    pub peers: OnceLock<Arc<dyn PeerSource>>,
     pub stop: tokio_util::sync::CancellationToken,
     /// The epoch in which something was fetched last.
     pub fetched_epoch: AtomicU64,
@@ -290,6 +294,7 @@ impl Overlay {
             mountpoint: Mutex::new(None),
             passthrough: OnceLock::new(),
             advisor: OnceLock::new(),
+            peers: OnceLock::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             fetched_epoch: AtomicU64::new(0),
             synced_epoch: AtomicU64::new(0),

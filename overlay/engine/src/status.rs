@@ -23,6 +23,7 @@ use crate::tiers::device_status;
 #[derive(Debug, Default)]
 pub(crate) struct EngineCounters {
     pub pool_read_bytes: AtomicU64,
+    pub peer_read_bytes: AtomicU64,
     pub pool_written_bytes: AtomicU64,
     pub fetches: AtomicU64,
     pub opens_resident: AtomicU64,
@@ -89,6 +90,7 @@ impl EngineCounters {
         let evictions = self.evictions();
         Counters {
             pool_read_bytes: get(&self.pool_read_bytes),
+            peer_read_bytes: get(&self.peer_read_bytes),
             pool_written_bytes: get(&self.pool_written_bytes),
             fetches: get(&self.fetches),
             opens_resident: get(&self.opens_resident),

@@ -16,7 +16,7 @@ use super::super::{Failure, limits, paths, policy_files};
 /// The longest name of a directory on any known file system.
 const NAME_BYTES: usize = 255;
 const EXAMPLE: &str = "a table such as: [[pool]] name = \"home\" url = \"/mnt/nfs/home\" limit = \"500G\"; it may also \
-                       have fast, memory, threads, policy, deadline, retry, read-only, immutable, metrics";
+                       have fast, memory, threads, policy, deadline, retry, read-only, immutable, metrics, peers";
 
 /// A pool of a mixed root, and how it is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +43,7 @@ struct PoolTable {
     read_only: Option<bool>,
     immutable: Option<bool>,
     metrics: Option<String>,
+    peers: Option<PathBuf>,
 }
 
 /// Reads the file. `common` has what the command line says for all pools. Its mountpoint is the root, and each of its
@@ -139,6 +140,7 @@ fn one(table: toml::Value, file: &Path, shared: &toml::Table, common: &MountConf
         threads: table.threads.map(|n| usize::from(n.get())).or(common.threads),
         memory_bytes: bytes("memory", table.memory.as_deref())?.or(common.memory_bytes),
         metrics: metrics_address(table.metrics.as_deref())?,
+        peers: table.peers.as_deref().map(beside),
         ..common.clone()
     };
     Ok(NamedPool { name: table.name, config })

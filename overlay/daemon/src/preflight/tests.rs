@@ -29,6 +29,7 @@ fn config(dirs: &TestDirs) -> MountConfig {
         memory_bytes: None,
         metrics: None,
         kernel_options: Vec::new(),
+        peers: None,
         mask_hooks: Vec::new(),
     }
 }

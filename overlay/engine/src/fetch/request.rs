@@ -17,6 +17,7 @@ use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
 use super::bandwidth_estimator::TimedRequest;
 use super::{changed, lost};
 use crate::node::Node;
+use crate::peers::PeerWish;
 use crate::tiers::TierReservation;
 
 /// Bytes of one write to a content file. The file system keeps the bytes of one call in one piece of memory, and goes
@@ -68,8 +69,17 @@ struct Source<'a> {
     stream: Content,
     /// Bytes that arrived beyond the end of the last chunk.
     rest: Bytes,
-    /// `None`: the bytes came with a listing.
+    /// `None`: no call to the pool is timed.
     under_way: Option<TimedRequest<'a>>,
+    origin: Origin,
+}
+
+/// Where the bytes of a source come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Pool,
+    /// What does not come from a peer is requested from the pool.
+    Peer,
 }
 
 impl Source<'_> {
@@ -110,7 +120,7 @@ impl Inner {
     /// The same with bytes that have already arrived.
     pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: FetchRequest, content: Bytes) {
         let stream = stream::once(future::ready(Ok(content))).boxed();
-        let mut source = Source { stream, rest: Bytes::new(), under_way: None };
+        let mut source = Source { stream, rest: Bytes::new(), under_way: None, origin: Origin::Pool };
         let Err(error) = self.pour(node, &mut request, &mut source, None).await else { return };
         self.fail(node, request, error);
     }
@@ -124,6 +134,7 @@ impl Inner {
     }
 
     async fn bring_in(self: &Arc<Self>, node: &Arc<Node>, request: &mut FetchRequest) -> Result<()> {
+        self.bring_in_from_peers(node, request).await?;
         let (Some(first), Some(last)) = (request.chunks.front(), request.chunks.back()) else { return Ok(()) };
         let range = first.range.start..last.range.end;
         // A pool that does not stream returns the whole range at once.
@@ -135,10 +146,32 @@ impl Inner {
         let under_way = Some(self.pace.begin(range.end - range.start, streams, Instant::now()));
         let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
-        self.pour(node, request, &mut Source { stream, rest: Bytes::new(), under_way }, space).await
+        let mut source = Source { stream, rest: Bytes::new(), under_way, origin: Origin::Pool };
+        self.pour(node, request, &mut source, space).await
     }
 
-    /// Writes what the source yields to the chunks of a request; `space` is reserved for the first one.
+    /// Fetches what other nodes give of a request. The rest stays in it.
+    async fn bring_in_from_peers(self: &Arc<Self>, node: &Arc<Node>, request: &mut FetchRequest) -> Result<()> {
+        let Some(peers) = self.peers.get() else { return Ok(()) };
+        while let (Some(first), Some(last)) = (request.chunks.front(), request.chunks.back()) {
+            let range = first.range.start..last.range.end;
+            let before = request.chunks.len();
+            let wish = PeerWish { path: request.path.clone(), version: request.version.clone(), range };
+            let Some(stream) = peers.stream(wish).await else { return Ok(()) };
+            // The chunk that arrives, and the part of the next one that came with it.
+            let units = (2 * CHUNK_BYTES).div_ceil(MEMORY_UNIT_BYTES) as u32;
+            let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
+            let mut source = Source { stream, rest: Bytes::new(), under_way: None, origin: Origin::Peer };
+            self.pour(node, request, &mut source, None).await?;
+            if request.chunks.len() == before {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what the source yields to the chunks of a request; `space` is reserved for the first one. If a peer gives no
+    /// more, the chunks that did not come stay in the request.
     async fn pour(
         self: &Arc<Self>,
         node: &Arc<Node>,
@@ -153,14 +186,19 @@ impl Inner {
                 None => self.reserve_for_fetch(node, length).await?,
             };
             let data = source.next(length as usize).await;
-            self.health.note(&data);
+            if source.origin == Origin::Peer && !data.as_ref().is_ok_and(|data| data.len() as u64 == length) {
+                return Ok(());
+            }
+            if source.origin == Origin::Pool {
+                self.health.note(&data);
+            }
             let data = data.map_err(|e| e.context(&request.path))?;
             if data.len() as u64 != length {
                 let (came, at) = (data.len(), chunk.range.start);
                 let why = format!("{}: {came} of {length} bytes at {at}", request.path);
                 return Err(Error::new(ErrorKind::Stale, Side::Pool, why));
             }
-            self.keep(node, request, chunk, data).await?;
+            self.keep(node, request, chunk, data, source.origin).await?;
             if let Some(chunk) = request.chunks.pop_front() {
                 node.state.lock().flights.remove(&chunk.index);
                 chunk.waiting.send_replace(Some(Ok(())));
@@ -176,9 +214,14 @@ impl Inner {
         request: &FetchRequest,
         chunk: &Chunk,
         data: Bytes,
+        origin: Origin,
     ) -> Result<()> {
         self.counters.fetches.fetch_add(1, Ordering::Relaxed);
-        self.counters.pool_read_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        let bytes = match origin {
+            Origin::Pool => &self.counters.pool_read_bytes,
+            Origin::Peer => &self.counters.peer_read_bytes,
+        };
+        bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
         let Some((content, id)) = self.content_for_fetch(node, &request.version)? else {
             return Err(changed(&request.path));
         };

@@ -166,6 +166,7 @@ fn reads(out: &mut Exposition<'_>, counters: &Counters) -> fmt::Result {
     out.counters("opens", "Opens, by whether all content was on the fast pool", of)?;
     out.counter("fetches", "Chunks that were fetched from the pool to the fast pool", counters.fetches)?;
     out.counter("fetched_bytes", "Content bytes that came from the pool", counters.pool_read_bytes)?;
+    out.counter("peer_read_bytes", "Content bytes that came from other nodes", counters.peer_read_bytes)?;
     out.counter(
         "ahead_files",
         "Files that were fetched ahead of readers whose opens were followed",

@@ -16,6 +16,7 @@ fn common() -> MountConfig {
         memory_bytes: None,
         metrics: None,
         kernel_options: Vec::new(),
+        peers: None,
         mask_hooks: Vec::new(),
     }
 }

@@ -1,0 +1,111 @@
+//! The other nodes of a mount's cluster: the file that names them, and the address where this node answers them.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use forebay_engine::Overlay;
+use forebay_peers::{PeerClient, PeerDoor, PeerSettings, Peers};
+use forebay_serve::{Listener, ListenerLimits};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::config::MountConfig;
+use super::{Failure, FailureKind, limits};
+
+/// This node among its peers, until it is dropped.
+pub struct PeerServer {
+    pub peers: Arc<Peers>,
+    _ends: DropGuard,
+}
+
+/// Reads the peers file of a mount; `None` if it has none.
+///
+/// # Errors
+/// What is wrong in the file.
+pub fn settings(config: &MountConfig) -> Result<Option<PeerSettings>, Failure> {
+    config.peers.as_deref().map(read).transpose()
+}
+
+fn read(file: &Path) -> Result<PeerSettings, Failure> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    PeerSettings::read(file, &host)
+        .map_err(|why| Failure::usage(why).remedy("docs/CLUSTER.md shows what a peers file has"))
+}
+
+/// Listens on the address of this node.
+///
+/// # Errors
+/// `Busy` if another program listens there; `Usage` if the address is not of this machine.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let what = format!("peers address {address}");
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => Failure::new(FailureKind::Busy, format!("{what}: another program listens there"))
+            .remedy("choose another port for `listen` in the peers file, and in the list of members of all nodes"),
+        io::ErrorKind::AddrNotAvailable => Failure::usage(format!("{what}: this machine does not have the address"))
+            .remedy("`listen` in the peers file; `ip address` shows the addresses"),
+        _ => Failure::io(what, &error),
+    })
+}
+
+/// Lets an engine ask other nodes, and answers them. `socket`: that of [`bind`]; `None`: the mount was taken over, so the
+/// address is served as soon as it is free. Must be called on the engine's tokio runtime.
+///
+/// # Errors
+/// The HTTP client cannot be made.
+pub fn start(
+    config: &MountConfig,
+    settings: Option<PeerSettings>,
+    socket: Option<TcpListener>,
+    overlay: &Overlay,
+) -> Result<Option<PeerServer>, Failure> {
+    let (Some(file), Some(settings)) = (config.peers.clone(), settings) else { return Ok(None) };
+    let address = settings.listen;
+    let peers = Peers::new(config.pool.clone(), settings)
+        .map_err(|why| Failure::new(FailureKind::Other, format!("cannot ask peers: {why}")))?;
+    overlay.set_peers(Arc::new(PeerClient(peers.clone())));
+    let stop = CancellationToken::new();
+    let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
+    tokio::spawn(serve(address, socket, door, stop.clone()));
+    tokio::spawn(follow(file, peers.clone(), stop.clone()));
+    Ok(Some(PeerServer { peers, _ends: stop.drop_guard() }))
+}
+
+async fn serve(address: SocketAddr, mut socket: Option<TcpListener>, door: Arc<PeerDoor>, stop: CancellationToken) {
+    let socket = loop {
+        match socket.take().map_or_else(|| bind(address), Ok) {
+            Ok(socket) => break socket,
+            Err(failure) => tracing::warn!("{failure}; tried again every {} s", limits::METRICS_RETRY.as_secs()),
+        }
+        if stop.run_until_cancelled(tokio::time::sleep(limits::METRICS_RETRY)).await.is_none() {
+            return;
+        }
+    };
+    let bounds = ListenerLimits { connections: limits::PEER_CONNECTIONS, ..ListenerLimits::default() };
+    match Listener::new(socket, None, bounds) {
+        Ok(listener) => {
+            tracing::info!("peers are answered on {address}");
+            listener.serve(door, stop).await;
+        }
+        Err(error) => tracing::error!("peers address {address}: {error}"),
+    }
+}
+
+/// Reads the file again when it changes.
+async fn follow(file: PathBuf, peers: Arc<Peers>, stop: CancellationToken) {
+    let changed_at = || fs::metadata(&file).and_then(|meta| meta.modified()).ok();
+    let mut known: Option<SystemTime> = changed_at();
+    while stop.run_until_cancelled(tokio::time::sleep(limits::PEERS_FILE)).await.is_some() {
+        let now = changed_at();
+        if now.is_none() || now == known {
+            continue;
+        }
+        known = now;
+        match read(&file) {
+            Ok(settings) => peers.reload(settings),
+            Err(failure) => tracing::error!("the members stay as they are: {failure}"),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Content from other nodes and for them: bytes that a peer may give instead of the pool, and content that this node may
+//! give. Which node is asked, and whether this one gives, is decided elsewhere ([`PeerSource`]).
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use forebay_backends::{Content as ContentStream, Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
+use forebay_cache::{CHUNK_BYTES, ContentId};
+use futures::future::BoxFuture;
+
+use super::coherence::Age;
+use super::{Inner, Overlay};
+use crate::node::{Node, NodeState};
+
+/// Bytes of the pool that a peer may give.
+#[derive(Debug, Clone)]
+pub struct PeerWish {
+    pub path: PoolPath,
+    /// Only bytes of this version may be given.
+    pub version: Version,
+    /// Begins at a multiple of [`Loan::CHUNK_BYTES`], and ends at one or at the end of the file.
+    pub range: Range<u64>,
+}
+
+/// What asks other nodes for bytes before the pool is asked.
+pub trait PeerSource: Send + Sync + 'static {
+    /// Returns a stream of the bytes of a wish; `None`: the pool must be asked. After an error of the stream, the pool is
+    /// asked for what did not come.
+    fn stream(&self, wish: PeerWish) -> BoxFuture<'_, Option<ContentStream>>;
+}
+
+/// What this node has of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holding {
+    Resident,
+    /// All that is missing is on its way from the pool or from a peer.
+    UnderWay,
+    Absent,
+}
+
+/// Clean content of one version that this node may give to others.
+pub struct Loan {
+    overlay: Overlay,
+    node: Arc<Node>,
+    version: Version,
+}
+
+impl Overlay {
+    /// Sets what is asked before the pool. Only the first call counts.
+    pub fn set_peers(&self, peers: Arc<dyn PeerSource>) {
+        let _ = self.inner.peers.set(peers);
+    }
+
+    /// Finds a file whose content on this node is that of a version. `asks`: the pool is asked if this node knows
+    /// another version or none. Returns `None` if the file has another version, or changes that the pool does not have.
+    ///
+    /// # Errors
+    /// `NotFound`, and errors of the pool.
+    pub async fn lend(
+        &self,
+        path: &PoolPath,
+        is_wanted: impl Fn(&Version) -> bool,
+        asks: bool,
+    ) -> Result<Option<Loan>> {
+        let inner = &self.inner;
+        let Some(ino) = inner.find_known(path)? else {
+            if !asks {
+                return Ok(None);
+            }
+            let ino = self.resolve(path).await?;
+            return Ok(inner.loan_of(self, ino, &is_wanted));
+        };
+        if let Some(loan) = inner.loan_of(self, ino, &is_wanted) {
+            return Ok(Some(loan));
+        }
+        let is_dirty = inner.node(ino)?.state.lock().record.file.is_dirty();
+        if !asks || is_dirty {
+            return Ok(None);
+        }
+        match inner.revalidate(ino, Age::Since(Instant::now())).await {
+            // Another object has the name by now.
+            Err(e) if e.is(ErrorKind::Stale) => {}
+            other => other?,
+        }
+        let ino = self.resolve(path).await?;
+        Ok(inner.loan_of(self, ino, &is_wanted))
+    }
+}
+
+impl Inner {
+    /// Returns the inode of a path as far as this node knows, without a question to the pool.
+    fn find_known(&self, path: &PoolPath) -> Result<Option<super::Ino>> {
+        let mut at = super::Ino::ROOT;
+        for name in path.components() {
+            let Some(ino) = self.catalog.name(at, name)?.here_ino() else { return Ok(None) };
+            at = ino;
+        }
+        Ok(Some(at))
+    }
+
+    fn loan_of(&self, overlay: &Overlay, ino: super::Ino, is_wanted: &impl Fn(&Version) -> bool) -> Option<Loan> {
+        let node = self.node(ino).ok()?;
+        let version = {
+            let state = node.state.lock();
+            let is_file = state.record.kind == FileKind::File && !state.is_deleted() && !state.is_superseded();
+            if !is_file || state.record.file.is_dirty() {
+                return None;
+            }
+            state.record.version.clone().filter(|version| is_wanted(version))?
+        };
+        Some(Loan { overlay: overlay.clone(), node, version })
+    }
+}
+
+impl Loan {
+    /// The unit of content that has a checksum of its own.
+    pub const CHUNK_BYTES: u64 = CHUNK_BYTES;
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.version.size()
+    }
+
+    /// Returns what this node has of a range. `None`: the file has another version by now.
+    pub fn holding(&self, range: &Range<u64>) -> Result<Option<Holding>> {
+        let mut state = self.node.state.lock();
+        if !self.is_current(&state) {
+            return Ok(None);
+        }
+        if state.record.file.is_whole() {
+            return Ok(Some(Holding::Resident));
+        }
+        let missing = match state.record.file.is_partial() {
+            true => self.overlay.inner.residency(&mut state)?.extents().missing(range.clone()),
+            false => vec![range.clone()],
+        };
+        let chunks = |gap: &Range<u64>| gap.start / CHUNK_BYTES..gap.end.div_ceil(CHUNK_BYTES);
+        Ok(Some(match missing.iter().flat_map(chunks).all(|chunk| state.flights.contains_key(&chunk)) {
+            _ if missing.is_empty() => Holding::Resident,
+            true => Holding::UnderWay,
+            false => Holding::Absent,
+        }))
+    }
+
+    /// Makes a range resident.
+    ///
+    /// # Errors
+    /// `NoSpace`; `Stale` if the pool has another version; errors of the pool.
+    pub async fn fetch(&self, range: Range<u64>) -> Result<()> {
+        self.overlay.inner.fetch(&self.node, range).await
+    }
+
+    /// Reads a chunk that is resident. Returns its bytes, and the checksum (CRC-32C) that they had when they came from the
+    /// pool.
+    ///
+    /// # Errors
+    /// `Stale` if it is not resident any more, or the file has another version by now; errors of the fast pool.
+    pub async fn chunk(&self, index: u64) -> Result<(Bytes, u32)> {
+        let inner = &self.overlay.inner;
+        let range = index * CHUNK_BYTES..self.size().min((index + 1) * CHUNK_BYTES);
+        let (content, checksum) = {
+            let mut state = self.node.state.lock();
+            self.check(&mut state, &range)?;
+            let content = inner.content(self.node.ino, &mut state)?;
+            let residency = inner.residency(&mut state)?;
+            (content.clone(), inner.catalog.checksum(ContentId(content.id), residency, index as u32)?)
+        };
+        let bytes = inner.read_content(&content, range.start, (range.end - range.start) as usize).await?;
+        // A content file is not used for another file, and not for other bytes, as long as a record names it.
+        let mut state = self.node.state.lock();
+        self.check(&mut state, &range)?;
+        if state.record.file.content() != Some(ContentId(content.id)) || bytes.len() as u64 != range.end - range.start {
+            return Err(self.gone());
+        }
+        // Content that was written in the mount has none.
+        Ok((bytes.clone(), checksum.unwrap_or_else(|| crc32c::crc32c(&bytes))))
+    }
+
+    fn check(&self, state: &mut NodeState, range: &Range<u64>) -> Result<()> {
+        let file = state.record.file;
+        let resident = self.is_current(state)
+            && (file.is_whole()
+                || (file.is_partial() && self.overlay.inner.residency(state)?.extents().contains(range.clone())));
+        if resident { Ok(()) } else { Err(self.gone()) }
+    }
+
+    fn is_current(&self, state: &NodeState) -> bool {
+        state.record.version.as_ref() == Some(&self.version) && !state.record.file.is_dirty()
+    }
+
+    fn gone(&self) -> Error {
+        Error::new(ErrorKind::Stale, Side::Cache, "the content is not resident any more")
+    }
+}

@@ -1,0 +1,259 @@
+//! Asks other nodes for a range, before the pool is asked.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_backends::{Content, Error, ErrorKind, Result, Side};
+use forebay_cluster::{Asking, AskingStep, Enquiry, NodeId, PassOver, PeerAnswer, RANGE_BYTES};
+use forebay_engine::{Loan, PeerSource, PeerWish};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream};
+use http::StatusCode;
+use reqwest::Response;
+use tokio::time::{sleep, timeout};
+
+use crate::peers::{Peers, RangeInUse, RangeOwners};
+use crate::wire::{
+    FrameReader, HOLDERS, PASSED_OVER, PeerFrame, PeerRequest, RETRY_AFTER_MS, nodes_in, reason_in, target,
+};
+
+/// When a node that has become busy while it read the pool is asked again.
+const BUSY_AGAIN: Duration = Duration::from_millis(50);
+/// The longest pause that a busy node may ask for.
+const BUSY_LONGEST: Duration = Duration::from_secs(5);
+
+/// Asks the other nodes of a cluster before the pool.
+pub struct PeerClient(pub Arc<Peers>);
+
+impl PeerSource for PeerClient {
+    fn stream(&self, wish: PeerWish) -> BoxFuture<'_, Option<Content>> {
+        self.0.search(wish).boxed()
+    }
+}
+
+/// An answer that brings content.
+struct Incoming {
+    peers: Arc<Peers>,
+    from: NodeId,
+    response: Response,
+    frames: FrameReader,
+    /// What has not come yet.
+    left: Range<u64>,
+    /// The longest pause between bytes.
+    pause: Duration,
+    _in_use: Option<RangeInUse>,
+}
+
+impl Peers {
+    /// Returns content of the beginning of a wish. It may end before the wish does: other nodes own the rest.
+    async fn search(self: &Arc<Self>, wish: PeerWish) -> Option<Content> {
+        let file = self.file_key(&wish.path);
+        let end = wish.range.end.min((wish.range.start / RANGE_BYTES + 1) * RANGE_BYTES);
+        let wish = PeerWish { range: wish.range.start..end, ..wish };
+        let owners = self.owners(file, &wish.version, wish.range.start);
+        let this = &owners.settings.this;
+        // What is fetched for others comes from the pool: they have asked the others.
+        if !owners.settings.placing.asks(this) || self.for_others.overlaps(file, &wish.range) {
+            return None;
+        }
+        let roster = &owners.settings.roster;
+        let unsettled = self.is_unsettled();
+        let mut asking = Asking::begin(self.now(), this, owners.key, roster, &owners.ranked, unsettled, false);
+        let in_use = self.from_others.begin(file, wish.range.clone());
+        loop {
+            let step = {
+                let state = &mut *self.state.lock();
+                asking.next(self.now(), &state.patience, &mut state.suspicions, &mut state.pass_overs)
+            };
+            let enquiry = match step {
+                AskingStep::Pool => return None,
+                AskingStep::Wait(until) => {
+                    sleep(until.saturating_sub(self.now())).await;
+                    continue;
+                }
+                AskingStep::Ask(enquiry) => enquiry,
+            };
+            for (enquiry, answer) in self.ask(&mut asking, enquiry, &owners, &wish).await {
+                match answer {
+                    Ok((incoming, first)) => {
+                        self.state.lock().suspicions.answered(&enquiry.peer);
+                        return Some(Incoming { _in_use: Some(in_use), ..incoming }.into_stream(first));
+                    }
+                    Err(answer) => {
+                        match &answer {
+                            PeerAnswer::Busy { .. } => self.note_passed_over(&enquiry.peer, PassOver::Busy),
+                            PeerAnswer::Not(why) => self.note_passed_over(&enquiry.peer, *why),
+                            PeerAnswer::Content => {}
+                        }
+                        let state = &mut *self.state.lock();
+                        asking.answered(
+                            self.now(),
+                            (&enquiry.peer, enquiry.purpose),
+                            &answer,
+                            &mut state.suspicions,
+                            &mut state.pass_overs,
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks a member, and a second one beside it if the first is silent for too long. Returns the answers; of content, the
+    /// first one that came.
+    async fn ask(
+        self: &Arc<Self>,
+        asking: &mut Asking,
+        enquiry: Enquiry,
+        owners: &RangeOwners,
+        wish: &PeerWish,
+    ) -> Vec<(Enquiry, Result<(Incoming, Bytes), PeerAnswer>)> {
+        let mut first = self.ask_one(enquiry.clone(), owners, wish).boxed();
+        tokio::select! {
+            answer = &mut first => return vec![(enquiry, answer)],
+            () = sleep(enquiry.hedge_at.saturating_sub(self.now())) => {}
+        }
+        let second = {
+            let state = &*self.state.lock();
+            asking.hedge(self.now(), &enquiry.peer, &state.patience, &state.suspicions)
+        };
+        let Some(second) = second else { return vec![(enquiry, first.await)] };
+        let mut other = self.ask_one(second.clone(), owners, wish).boxed();
+        tokio::select! {
+            answer = &mut first => match answer {
+                Ok(_) => vec![(enquiry, answer)],
+                Err(_) => vec![(enquiry, answer), (second, other.await)],
+            },
+            answer = &mut other => match answer {
+                Ok(_) => vec![(second, answer)],
+                Err(_) => vec![(second, answer), (enquiry, first.await)],
+            },
+        }
+    }
+
+    /// Asks one member, and waits for its first chunk.
+    async fn ask_one(
+        self: &Arc<Self>,
+        enquiry: Enquiry,
+        owners: &RangeOwners,
+        wish: &PeerWish,
+    ) -> Result<(Incoming, Bytes), PeerAnswer> {
+        let settings = &owners.settings;
+        let Some(member) = settings.roster.get(&enquiry.peer) else { return Err(PeerAnswer::Not(PassOver::Gone)) };
+        let url = format!("http://{}{}", member.address, target(&wish.path));
+        let asked = PeerRequest {
+            from: settings.this.clone(),
+            version: wish.version.clone(),
+            range: wish.range.clone(),
+            purpose: enquiry.purpose,
+            passed: enquiry.passed.iter().cloned().collect(),
+            members: settings.roster.fingerprint(),
+        };
+        let mut request = self.http.get(url).bearer_auth(&settings.token);
+        for (name, value) in asked.headers() {
+            request = request.header(name, value);
+        }
+        let began = self.now();
+        let pause = enquiry.give_up_at.saturating_sub(began);
+        let response = match timeout(pause, request.send()).await {
+            Err(_) => return Err(PeerAnswer::Not(PassOver::Slow)),
+            Ok(Err(error)) => {
+                tracing::debug!(peer = %enquiry.peer, "a peer is passed over: {error}");
+                let why = if error.is_timeout() && !error.is_connect() { PassOver::Slow } else { PassOver::Gone };
+                return Err(PeerAnswer::Not(why));
+            }
+            Ok(Ok(response)) => response,
+        };
+        self.state.lock().patience.took(self.now().saturating_sub(began));
+        if response.status() != StatusCode::PARTIAL_CONTENT {
+            return Err(refusal(&enquiry.peer, &response));
+        }
+        let mut incoming = Incoming {
+            peers: self.clone(),
+            from: enquiry.peer.clone(),
+            response,
+            frames: FrameReader::default(),
+            left: wish.range.clone(),
+            pause,
+            _in_use: None,
+        };
+        match incoming.next().await {
+            Ok(first) => Ok((incoming, first)),
+            Err(PassOver::Busy) => Err(PeerAnswer::Busy { holders: Default::default(), retry_after: BUSY_AGAIN }),
+            Err(why) => Err(PeerAnswer::Not(why)),
+        }
+    }
+}
+
+fn refusal(peer: &NodeId, response: &Response) -> PeerAnswer {
+    let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+    match response.status() {
+        StatusCode::PRECONDITION_FAILED => PeerAnswer::Not(PassOver::RefusedVersion),
+        StatusCode::SERVICE_UNAVAILABLE => PeerAnswer::Busy {
+            holders: nodes_in(text(HOLDERS).unwrap_or_default()).into_iter().collect(),
+            retry_after: text(RETRY_AFTER_MS)
+                .and_then(|text| text.parse().ok())
+                .map_or(BUSY_AGAIN, Duration::from_millis)
+                .min(BUSY_LONGEST),
+        },
+        StatusCode::NOT_FOUND => match text(PASSED_OVER).and_then(reason_in) {
+            Some(why) => PeerAnswer::Not(why),
+            None => PeerAnswer::Not(PassOver::NotResident),
+        },
+        status => {
+            tracing::warn!(%peer, %status, "a peer refuses: does it have the same token and the same version?");
+            PeerAnswer::Not(PassOver::Gone)
+        }
+    }
+}
+
+impl Incoming {
+    /// Returns the next chunk. Must not be called after the last one.
+    async fn next(&mut self) -> Result<Bytes, PassOver> {
+        loop {
+            let due = (self.left.end - self.left.start).min(Loan::CHUNK_BYTES);
+            match self.frames.next(due)? {
+                Some(PeerFrame::Chunk(bytes)) => {
+                    self.left.start += bytes.len() as u64;
+                    self.peers.note_read(&self.from, bytes.len() as u64);
+                    return Ok(bytes);
+                }
+                Some(PeerFrame::Refused(why)) => return Err(why),
+                Some(PeerFrame::Waiting) => continue,
+                None => {}
+            }
+            match timeout(self.pause, self.response.chunk()).await {
+                Err(_) => return Err(PassOver::Slow),
+                Ok(Ok(Some(bytes))) => self.frames.arrived(&bytes),
+                Ok(Ok(None)) if self.frames.is_empty() => return Err(PassOver::Gone),
+                Ok(Ok(None)) => return Err(PassOver::Damaged),
+                Ok(Err(_)) => return Err(PassOver::Gone),
+            }
+        }
+    }
+
+    /// Returns a stream of the chunks, the first of which has come.
+    fn into_stream(self, first: Bytes) -> Content {
+        let rest = stream::unfold(Some(self), |incoming| async move {
+            let mut incoming = incoming?;
+            if incoming.left.is_empty() {
+                return None;
+            }
+            match incoming.next().await {
+                Ok(bytes) => Some((Ok(bytes), Some(incoming))),
+                Err(why) => {
+                    let Self { peers, from, .. } = &incoming;
+                    peers.note_passed_over(from, why);
+                    let state = &mut *peers.state.lock();
+                    state.suspicions.passed_over(peers.now(), from, why);
+                    state.pass_overs.count(why);
+                    let error = Error::new(ErrorKind::Unavailable, Side::Pool, format!("peer {from}: {why}"));
+                    Some((Err(error), None))
+                }
+            }
+        });
+        stream::iter([Ok(first)]).chain(rest).boxed()
+    }
+}

@@ -1,0 +1,257 @@
+//! Answers other nodes.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use forebay_backends::ErrorKind;
+use forebay_cluster::{
+    FileKey, HeldRange, Lend, LocalFacts, NodeId, PassOver, PeerAnswer, PeerAsk, Purpose, RangeKey, owners_of,
+};
+use forebay_engine::{Holding, Loan, Overlay};
+use forebay_serve::{Door, HttpClient, ReplyBody, RequestContent};
+use futures::stream;
+use http::header::{AUTHORIZATION, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+use crate::peers::{Peers, RangeOwners};
+use crate::wire::{
+    self, HOLDERS, PASSED_OVER, PeerRequest, RETRY_AFTER_MS, chunk_frame, file_of, refusing_frame, waiting_frame,
+};
+
+/// How often a reader hears that this node still waits for the pool.
+const WAITING_EVERY: Duration = Duration::from_millis(300);
+/// Frames that wait for a reader, heads and chunks.
+const FRAMES_AHEAD: usize = 4;
+
+/// What answers the requests of other nodes.
+pub struct PeerDoor {
+    peers: Arc<Peers>,
+    overlay: Overlay,
+}
+
+/// One request, and what this node knows of it.
+struct LendTask {
+    peers: Arc<Peers>,
+    request: PeerRequest,
+    owners: RangeOwners,
+    ask: PeerAsk,
+    loan: Option<Loan>,
+}
+
+type Frames = mpsc::Sender<io::Result<Bytes>>;
+
+impl PeerDoor {
+    pub fn new(peers: Arc<Peers>, overlay: Overlay) -> Self {
+        Self { peers, overlay }
+    }
+
+    async fn respond(&self, request: &Request<RequestContent>) -> Response<ReplyBody> {
+        let settings = self.peers.settings.load_full();
+        let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        // By their hashes: so the time of the comparison tells nothing about the token.
+        let is_known = token
+            .and_then(|text| text.strip_prefix("Bearer "))
+            .is_some_and(|token| Sha256::digest(token) == Sha256::digest(&settings.token));
+        if !is_known {
+            return status(StatusCode::UNAUTHORIZED, "the token of the cluster is needed");
+        }
+        if request.method() != Method::GET {
+            return status(StatusCode::METHOD_NOT_ALLOWED, "GET");
+        }
+        let Some(path) = file_of(request.uri().path()) else {
+            return status(StatusCode::BAD_REQUEST, "there is nothing of this name for peers");
+        };
+        let asked = match PeerRequest::parse(request.headers()) {
+            Ok(asked) => asked,
+            Err(why) => return status(StatusCode::BAD_REQUEST, why),
+        };
+        self.peers.note_members(&asked.from, asked.members);
+        let file = self.peers.file_key(&path);
+        let owners = self.peers.owners(file, &asked.version, asked.range.start);
+        let owns =
+            owners_of(&owners.ranked).iter().any(|seat| owners.settings.roster.member(*seat).id == settings.this);
+        let asks = owns && asked.purpose == Purpose::Fetch;
+        let is_wanted = |ours: &_| wire::is_same_version(ours, &asked.version);
+        let loan = match self.overlay.lend(&path, is_wanted, asks).await {
+            Ok(loan) => loan,
+            Err(e) if e.is(ErrorKind::NotFound) => None,
+            Err(e) => {
+                tracing::debug!(%path, "nothing is given to {}: {e}", asked.from);
+                return refused(PassOver::NotResident);
+            }
+        };
+        // Requests of one range are smaller than the range: they are given one by one.
+        let key = RangeKey { file, index: asked.range.start / Loan::CHUNK_BYTES };
+        let ask = PeerAsk {
+            from: asked.from.clone(),
+            key,
+            version: asked.version_key(),
+            purpose: asked.purpose,
+            passed: asked.passed.iter().cloned().collect(),
+        };
+        let task = LendTask { peers: self.peers.clone(), request: asked, owners, ask, loan };
+        task.begin(file)
+    }
+}
+
+impl Door for PeerDoor {
+    async fn answer(&self, request: Request<RequestContent>, _: HttpClient) -> Response<ReplyBody> {
+        match request.body().refused() {
+            Some(refused) => refused,
+            None => self.respond(&request).await,
+        }
+    }
+}
+
+impl LendTask {
+    fn held(&self, file: FileKey) -> HeldRange {
+        let Some(loan) = &self.loan else {
+            // Whoever may not ask the pool does not know whether it has another version.
+            return if self.request.purpose == Purpose::Fetch { HeldRange::OtherVersion } else { HeldRange::Absent };
+        };
+        match loan.holding(&self.request.range) {
+            Ok(Some(Holding::Resident)) => HeldRange::Resident,
+            Ok(Some(Holding::UnderWay)) if self.peers.from_others.overlaps(file, &self.request.range) => {
+                HeldRange::FromPeer
+            }
+            Ok(Some(Holding::UnderWay)) => HeldRange::FromPool,
+            Ok(Some(Holding::Absent)) | Err(_) => HeldRange::Absent,
+            Ok(None) => HeldRange::OtherVersion,
+        }
+    }
+
+    fn decide(&self, file: FileKey) -> Lend {
+        let settings = &self.owners.settings;
+        let roster = &settings.roster;
+        let id = |seat: &u32| roster.member(*seat).id.clone();
+        let owners: Vec<NodeId> = owners_of(&self.owners.ranked).iter().map(id).collect();
+        let facts = LocalFacts {
+            held: self.held(file),
+            owners: &owners,
+            may_give: roster
+                .get(&settings.this)
+                .is_some_and(|this| settings.placing.gives_to(this, &self.request.from)),
+            readers_give: settings.placing.readers_give(),
+            // Space is made for what is fetched; if there is none, the fetch says so.
+            has_room: true,
+        };
+        self.peers.state.lock().lender.decide(&self.ask, facts)
+    }
+
+    fn begin(self, file: FileKey) -> Response<ReplyBody> {
+        let (frames, mut receiver) = mpsc::channel(FRAMES_AHEAD);
+        match self.decide(file) {
+            Lend::Answer(answer) => return answered(&answer),
+            Lend::Give => _ = tokio::spawn(async move { self.give(&frames).await }),
+            Lend::WhenArrived | Lend::Fetch => {
+                _ = tokio::spawn(async move { self.fetch_and_give(file, &frames).await })
+            }
+        }
+        let mut response = Response::new(ReplyBody::pieces(stream::poll_fn(move |cx| receiver.poll_recv(cx)), None));
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        response
+    }
+
+    async fn fetch_and_give(self, file: FileKey, frames: &Frames) {
+        let Some(loan) = &self.loan else { return };
+        let fetched = {
+            let _for_others = self.peers.for_others.begin(file, self.request.range.clone());
+            let mut fetch = std::pin::pin!(loan.fetch(self.request.range.clone()));
+            loop {
+                tokio::select! {
+                    fetched = &mut fetch => break fetched,
+                    () = tokio::time::sleep(WAITING_EVERY) => {
+                        if frames.send(Ok(waiting_frame())).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            }
+        };
+        let why = match fetched {
+            Ok(()) => match self.decide(file) {
+                Lend::Give => return self.give(frames).await,
+                Lend::Answer(PeerAnswer::Busy { .. }) => PassOver::Busy,
+                Lend::Answer(PeerAnswer::Not(why)) => why,
+                // It was evicted at once.
+                _ => PassOver::NoRoom,
+            },
+            Err(e) => match e.kind() {
+                ErrorKind::NoSpace => PassOver::NoRoom,
+                ErrorKind::Stale | ErrorKind::NotFound => PassOver::RefusedVersion,
+                _ => PassOver::NotResident,
+            },
+        };
+        let _ = frames.send(Ok(refusing_frame(why))).await;
+    }
+
+    /// Gives what is resident. The lender has counted it.
+    async fn give(self, frames: &Frames) {
+        let mut ended = GiveEnds { task: &self, began: Instant::now(), success: false };
+        let Some(loan) = &self.loan else { return };
+        let chunk = Loan::CHUNK_BYTES;
+        for index in self.request.range.start / chunk..self.request.range.end.div_ceil(chunk) {
+            let (bytes, checksum) = match loan.chunk(index).await {
+                Ok(chunk) => chunk,
+                Err(error) => {
+                    tracing::debug!("a give ends: {error}");
+                    let _ = frames.send(Ok(refusing_frame(PassOver::NotResident))).await;
+                    return;
+                }
+            };
+            let length = bytes.len() as u64;
+            let head = chunk_frame(&bytes, checksum);
+            if frames.send(Ok(head)).await.is_err() || frames.send(Ok(bytes)).await.is_err() {
+                return;
+            }
+            self.peers.note_given(&self.request.from, length);
+        }
+        ended.success = true;
+    }
+}
+
+/// Tells the lender that a give has ended, whatever ended it.
+struct GiveEnds<'a> {
+    task: &'a LendTask,
+    began: Instant,
+    success: bool,
+}
+
+impl Drop for GiveEnds<'_> {
+    fn drop(&mut self) {
+        let LendTask { peers, request, ask, .. } = self.task;
+        peers.state.lock().lender.ended(ask.key, &request.from, self.began.elapsed(), self.success);
+    }
+}
+
+fn status(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::from(text));
+    *response.status_mut() = status;
+    response
+}
+
+fn refused(why: PassOver) -> Response<ReplyBody> {
+    let code = if why == PassOver::RefusedVersion { StatusCode::PRECONDITION_FAILED } else { StatusCode::NOT_FOUND };
+    let mut response = status(code, "");
+    response.headers_mut().insert(PASSED_OVER, HeaderValue::from_static(why.as_str()));
+    response
+}
+
+fn answered(answer: &PeerAnswer) -> Response<ReplyBody> {
+    let (holders, retry_after) = match answer {
+        PeerAnswer::Busy { holders, retry_after } => (holders, retry_after),
+        PeerAnswer::Not(why) => return refused(*why),
+        PeerAnswer::Content => return status(StatusCode::INTERNAL_SERVER_ERROR, ""),
+    };
+    let mut response = status(StatusCode::SERVICE_UNAVAILABLE, "");
+    let headers = response.headers_mut();
+    headers.insert(RETRY_AFTER_MS, HeaderValue::from(retry_after.as_millis() as u64));
+    if let Ok(names) = HeaderValue::from_str(&wire::names(holders)) {
+        headers.insert(HOLDERS, names);
+    }
+    response
+}

@@ -1,0 +1,21 @@
+//! Content from other nodes before the pool, and for them. The decisions are in `cluster`; here are the file that names the
+//! members, the requests, and the bytes.
+//!
+//! | module | does |
+//! |---|---|
+//! | `settings` | the file with this node, the members, the token |
+//! | `wire` | requests and answers as HTTP, versions as text, content as frames with checksums |
+//! | `peers` | what this node knows of the others, and its counters |
+//! | `client` | asks other nodes for a range |
+//! | `door` | answers other nodes |
+
+mod client;
+mod door;
+mod peers;
+mod settings;
+mod wire;
+
+pub use client::PeerClient;
+pub use door::PeerDoor;
+pub use peers::Peers;
+pub use settings::PeerSettings;

@@ -1,0 +1,306 @@
+//! What a node knows of the others, and its counters.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use forebay_api::peers::{PeerMember, PeerState, PeersStatus};
+use forebay_backends::{PoolPath, Version};
+use forebay_cluster::{
+    FileKey, FileOwners, Lender, Moment, NodeId, PassOver, PassOvers, PeerPatience, RangeKey, Ranked, Roster,
+    Suspicions, UNSETTLED, range_of, ranges_of,
+};
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::settings::PeerSettings;
+
+/// Files whose owners are remembered.
+const OWNERS_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Files by which the share of each member is estimated.
+const SHARE_SAMPLES: u32 = 4096;
+/// How long the connection to a node may take. A node in one network answers within milliseconds.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// The cluster as one node sees it. The client and the door share it.
+pub struct Peers {
+    /// Names the pool on all nodes.
+    pool: String,
+    pub(crate) settings: ArcSwap<PeerSettings>,
+    pub(crate) http: reqwest::Client,
+    began: Instant,
+    pub(crate) state: Mutex<PeersState>,
+    /// Ranges that this node reads from the pool for others.
+    pub(crate) for_others: RangesInUse,
+    /// Ranges for which this node asks others.
+    pub(crate) from_others: RangesInUse,
+    read_bytes: AtomicU64,
+    given_bytes: AtomicU64,
+}
+
+/// What changes with each request.
+pub(crate) struct PeersState {
+    pub suspicions: Suspicions,
+    pub pass_overs: PassOvers,
+    pub patience: PeerPatience,
+    pub lender: Lender,
+    owners: LruCache<(FileKey, u64), Arc<FileOwners>>,
+    traffic: HashMap<NodeId, PeerTraffic>,
+    /// Members changed, or one failed, a short while ago.
+    unsettled_until: Moment,
+}
+
+#[derive(Debug, Clone, Default)]
+struct PeerTraffic {
+    read_bytes: u64,
+    given_bytes: u64,
+    passed_over: PassOvers,
+    last: Option<PassOver>,
+    /// The fingerprint of the members that it sees.
+    members: Option<u64>,
+}
+
+/// The ranked members of a range, and the roster in which they have their seats.
+pub(crate) struct RangeOwners {
+    pub settings: Arc<PeerSettings>,
+    pub key: RangeKey,
+    pub ranked: Ranked,
+}
+
+impl Peers {
+    /// `pool`: the URL of the pool, the same on all nodes.
+    ///
+    /// # Errors
+    /// The HTTP client cannot be made.
+    pub fn new(pool: String, settings: PeerSettings) -> Result<Arc<Self>, String> {
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_WITHIN)
+            .http1_only()
+            .build()
+            .map_err(|e| e.to_string())?;
+        let state = PeersState {
+            suspicions: Suspicions::default(),
+            pass_overs: PassOvers::default(),
+            patience: PeerPatience::default(),
+            lender: Lender::new(settings.this.clone()),
+            owners: LruCache::new(OWNERS_REMEMBERED),
+            traffic: HashMap::new(),
+            unsettled_until: UNSETTLED,
+        };
+        Ok(Arc::new(Self {
+            pool,
+            settings: ArcSwap::from_pointee(settings),
+            http,
+            began: Instant::now(),
+            state: Mutex::new(state),
+            for_others: RangesInUse::default(),
+            from_others: RangesInUse::default(),
+            read_bytes: AtomicU64::new(0),
+            given_bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// Takes other members, placement and token. This node and its address stay.
+    pub fn reload(&self, settings: PeerSettings) {
+        let before = self.settings.load_full();
+        if before.this != settings.this || before.listen != settings.listen {
+            tracing::warn!("the peers file names another node or address: they change with the next mount");
+        }
+        let settings = PeerSettings { this: before.this.clone(), listen: before.listen, ..settings };
+        let changed = settings.roster.fingerprint() != before.roster.fingerprint();
+        let roster = settings.roster.clone();
+        self.settings.store(Arc::new(settings));
+        let mut state = self.state.lock();
+        state.owners.clear();
+        if changed {
+            state.unsettled_until = self.now() + UNSETTLED;
+            state.suspicions.retain(|id| roster.get(id).is_some());
+            state.traffic.retain(|id, _| roster.get(id).is_some());
+            tracing::info!(members = roster.len(), "the members have changed");
+        }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.began.elapsed()
+    }
+
+    pub(crate) fn file_key(&self, path: &PoolPath) -> FileKey {
+        FileKey::of(&self.pool, path.as_bytes())
+    }
+
+    /// Returns the ranked members of the range in which a byte of a version is.
+    pub(crate) fn owners(&self, file: FileKey, version: &Version, offset: u64) -> RangeOwners {
+        let settings = self.settings.load_full();
+        let ranges = ranges_of(version.size());
+        let known = self.state.lock().owners.get(&(file, ranges)).cloned();
+        let owners = known.unwrap_or_else(|| {
+            let eligible = settings.placing.eligible(&settings.roster);
+            let owners = Arc::new(FileOwners::of(&settings.roster, eligible, file, ranges));
+            self.state.lock().owners.put((file, ranges), owners.clone());
+            owners
+        });
+        let key = RangeKey { file, index: range_of(offset) };
+        // Remembered for other members: a reload meanwhile. The seats would be those of others.
+        let seats = owners.ranked(&settings.roster, key.index);
+        let ranked = seats.into_iter().filter(|seat| (*seat as usize) < settings.roster.len()).collect();
+        RangeOwners { settings, key, ranked }
+    }
+
+    pub(crate) fn is_unsettled(&self) -> bool {
+        let now = self.now();
+        let state = self.state.lock();
+        now < state.unsettled_until || !state.suspicions.trusts_all()
+    }
+
+    pub(crate) fn note_read(&self, from: &NodeId, bytes: u64) {
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.state.lock().traffic.entry(from.clone()).or_default().read_bytes += bytes;
+    }
+
+    pub(crate) fn note_given(&self, to: &NodeId, bytes: u64) {
+        self.given_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.state.lock().of_member(to, self).given_bytes += bytes;
+    }
+
+    pub(crate) fn note_passed_over(&self, peer: &NodeId, why: PassOver) {
+        let mut state = self.state.lock();
+        let traffic = state.traffic.entry(peer.clone()).or_default();
+        traffic.passed_over.count(why);
+        traffic.last = Some(why);
+    }
+
+    /// A node asked, and sees members with this fingerprint.
+    pub(crate) fn note_members(&self, peer: &NodeId, fingerprint: u64) {
+        if self.settings.load().roster.get(peer).is_some() {
+            self.state.lock().traffic.entry(peer.clone()).or_default().members = Some(fingerprint);
+        }
+    }
+
+    /// Returns what operators see.
+    pub fn status(&self) -> PeersStatus {
+        let settings = self.settings.load_full();
+        let shares = self.shares(&settings);
+        let state = self.state.lock();
+        let own = settings.roster.fingerprint();
+        let member = |(seat, member): (usize, &forebay_cluster::Member)| {
+            let traffic = state.traffic.get(&member.id).cloned().unwrap_or_default();
+            let peer_state = match &member.id {
+                id if *id == settings.this => PeerState::This,
+                id if state.suspicions.is_suspected(id) => PeerState::Suspected,
+                _ => PeerState::Trusted,
+            };
+            PeerMember {
+                node: member.id.to_string(),
+                address: member.address.clone(),
+                is_cache: member.role == forebay_cluster::Role::Cache,
+                state: peer_state,
+                share: shares.get(seat).copied().unwrap_or_default(),
+                read_bytes: traffic.read_bytes,
+                given_bytes: traffic.given_bytes,
+                passed_over: reasons(&traffic.passed_over),
+                last_passed_over: traffic.last.map(|why| why.as_str().to_owned()),
+                sees_other_members: traffic.members.is_some_and(|members| members != own),
+            }
+        };
+        PeersStatus {
+            node: settings.this.to_string(),
+            listen: settings.listen,
+            placement: settings.placing.placement.as_str().to_owned(),
+            members: settings.roster.members().iter().enumerate().map(member).collect(),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            given_bytes: self.given_bytes.load(Ordering::Relaxed),
+            passed_over: reasons(&state.pass_overs),
+        }
+    }
+
+    /// Returns the share of all ranges that each seat owns first, 0 to 1.
+    fn shares(&self, settings: &PeerSettings) -> Vec<f64> {
+        let roster = &settings.roster;
+        let eligible = settings.placing.eligible(roster);
+        let mut owned = vec![0_u32; roster.len()];
+        for sample in 0..SHARE_SAMPLES {
+            let file = FileKey::of(&self.pool, &sample.to_le_bytes());
+            let ranked = FileOwners::of(roster, eligible.clone(), file, 1).ranked(roster, 0);
+            if let Some(first) = ranked.first() {
+                owned[*first as usize] += 1;
+            }
+        }
+        owned.into_iter().map(|count| f64::from(count) / f64::from(SHARE_SAMPLES)).collect()
+    }
+}
+
+impl PeersState {
+    /// Returns the traffic of a member. Others are counted together under the name of this node: their number has no bound.
+    fn of_member(&mut self, id: &NodeId, peers: &Peers) -> &mut PeerTraffic {
+        let settings = peers.settings.load();
+        let known: &Roster = &settings.roster;
+        let id = if known.get(id).is_some() { id } else { &settings.this };
+        self.traffic.entry(id.clone()).or_default()
+    }
+}
+
+fn reasons(pass_overs: &PassOvers) -> Vec<(String, u64)> {
+    pass_overs.iter().map(|(why, count)| (why.as_str().to_owned(), count)).collect()
+}
+
+/// Ranges of files with which something is being done.
+#[derive(Debug, Default)]
+pub(crate) struct RangesInUse(Arc<Mutex<HashMap<FileKey, Vec<Range<u64>>>>>);
+
+/// While this lives, its range is in use.
+#[derive(Debug)]
+pub(crate) struct RangeInUse {
+    all: Arc<Mutex<HashMap<FileKey, Vec<Range<u64>>>>>,
+    file: FileKey,
+    range: Range<u64>,
+}
+
+impl RangesInUse {
+    pub fn begin(&self, file: FileKey, range: Range<u64>) -> RangeInUse {
+        self.0.lock().entry(file).or_default().push(range.clone());
+        RangeInUse { all: self.0.clone(), file, range }
+    }
+
+    /// Returns whether a part of a range is in use.
+    pub fn overlaps(&self, file: FileKey, range: &Range<u64>) -> bool {
+        let all = self.0.lock();
+        let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        all.get(&file).is_some_and(|ranges| ranges.iter().any(overlaps))
+    }
+}
+
+impl Drop for RangeInUse {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        let Some(ranges) = all.get_mut(&self.file) else { return };
+        if let Some(at) = ranges.iter().position(|range| *range == self.range) {
+            ranges.swap_remove(at);
+        }
+        if ranges.is_empty() {
+            all.remove(&self.file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_in_use_until_its_last_user_ends() {
+        let ranges = RangesInUse::default();
+        let file = FileKey::of("pool", b"a");
+        let (first, second) = (ranges.begin(file, 0..10), ranges.begin(file, 0..10));
+        assert!(ranges.overlaps(file, &(9..20)) && !ranges.overlaps(file, &(10..20)));
+        drop(first);
+        assert!(ranges.overlaps(file, &(0..1)));
+        drop(second);
+        assert!(!ranges.overlaps(file, &(0..10)) && ranges.0.lock().is_empty());
+    }
+}

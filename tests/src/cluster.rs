@@ -1,0 +1,75 @@
+//! Nodes of a cluster: mounts of one pool on this machine, each with a fast pool and an address of its own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use forebay_api::peers::PeersStatus;
+
+use crate::mount::{Mount, Options, Place};
+use crate::servers::free_port;
+
+/// The shared secret of the members.
+pub const TOKEN: &str = "a token of the test's cluster";
+
+/// A member: its name and its port.
+#[derive(Debug, Clone)]
+pub struct NodeAddress {
+    pub name: String,
+    pub port: u16,
+}
+
+impl NodeAddress {
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), port: free_port() }
+    }
+}
+
+/// Names members `n0`, `n1`, ...
+pub fn addresses(count: usize) -> Vec<NodeAddress> {
+    (0..count).map(|at| NodeAddress::new(format!("n{at}"))).collect()
+}
+
+/// Writes the peers file of a node, and returns its path.
+pub fn peers_file(dir: &Path, this: &NodeAddress, members: &[NodeAddress], more: &str) -> PathBuf {
+    let token = dir.join("token");
+    fs::write(&token, TOKEN.replace(' ', "-")).unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let mut text =
+        format!("node = \"{}\"\nlisten = \"127.0.0.1:{}\"\ntoken-file = \"token\"\n{more}\n", this.name, this.port);
+    for NodeAddress { name, port } in members {
+        text += &format!("[[member]]\nnode = \"{name}\"\naddress = \"127.0.0.1:{port}\"\n");
+    }
+    let (file, new) = (dir.join("peers.toml"), dir.join("peers.new"));
+    fs::write(&new, text).unwrap();
+    fs::rename(new, &file).unwrap();
+    file
+}
+
+/// Mounts one node of a cluster.
+#[track_caller]
+pub fn node(this: &NodeAddress, members: &[NodeAddress], options: Options) -> Mount {
+    let place = Place::new();
+    let file = peers_file(&place.at(""), this, members, "");
+    let more = [options.more.clone(), vec!["--peers".into(), file.display().to_string()]].concat();
+    Mount::on(place, Options { more, ..options })
+}
+
+/// Mounts all members.
+#[track_caller]
+pub fn nodes(members: &[NodeAddress], options: &Options) -> Vec<Mount> {
+    members.iter().map(|this| node(this, members, options.clone())).collect()
+}
+
+/// Returns what `forebay peers` says.
+#[track_caller]
+pub fn peers(mount: &Mount) -> PeersStatus {
+    let answer = mount.forebay(["--json", "peers"], &[&mount.place.mnt()]).ok();
+    serde_json::from_str(&answer.out).expect("JSON")
+}
+
+/// Returns how often members were passed over for a reason.
+#[track_caller]
+pub fn passed_over(mount: &Mount, why: &str) -> u64 {
+    peers(mount).passed_over.iter().filter(|(name, _)| name == why).map(|(_, count)| count).sum()
+}

@@ -1,0 +1,313 @@
+//! Mounts that read from each other before the pool.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use forebay_api::peers::PeerState;
+use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, nodes, passed_over, peers, peers_file};
+use forebay_tests::http;
+use forebay_tests::mount::{Mount, Options, Place, alone, attempt, content};
+use forebay_tests::process::wait_until;
+use forebay_tests::servers::Server;
+use forebay_tests::servers::s3::Versitygw;
+
+const MIB: usize = 1 << 20;
+
+/// Files of the pool, by their names.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// Writes files into the directory that a server keeps, before it is used.
+fn fill(dir: &Path) -> Files {
+    let mut files = Files::new();
+    for at in 0..40 {
+        files.insert(format!("small/{at}"), content(at, 10_000 + 7_919 * at as usize));
+    }
+    // Two ranges of 64 MiB.
+    files.insert("large".into(), content(100, 70 * MIB + 12_345));
+    for (name, bytes) in &files {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    files
+}
+
+fn read_all(mount: &Mount, files: &Files) {
+    for (name, bytes) in files {
+        assert!(fs::read(mount.path(name)).unwrap() == *bytes, "{name} differs");
+    }
+}
+
+fn on(server: &Versitygw) -> Options {
+    Options { remote: Some(server.remote()), ..Options::default() }
+}
+
+/// SEMANTICS 105: "Nodes of a cluster read from each other before the pool."
+#[test]
+fn five_nodes_that_read_the_same_files_read_each_byte_once_from_the_pool() {
+    let _alone = alone();
+    let server = Versitygw::start();
+    let files = fill(&server.files());
+    let all: u64 = files.values().map(|bytes| bytes.len() as u64).sum();
+    let mounts = nodes(&addresses(5), &on(&server));
+    thread::scope(|scope| {
+        for mount in &mounts {
+            scope.spawn(|| read_all(mount, &files));
+        }
+    });
+    let counters: Vec<_> = mounts.iter().map(|mount| mount.status().counters).collect();
+    let pool: u64 = counters.iter().map(|counters| counters.pool_read_bytes).sum();
+    let from_peers: u64 = counters.iter().map(|counters| counters.peer_read_bytes).sum();
+    for mount in &mounts {
+        let status = peers(mount);
+        println!("{}: {:?}", status.node, status.passed_over);
+        assert_eq!(status.members.len(), 5);
+        let shares: f64 = status.members.iter().map(|member| member.share).sum();
+        assert!((shares - 1.0).abs() < 1e-9 && status.members.iter().all(|member| member.share > 0.1), "{status:?}");
+    }
+    println!("{all} bytes: {pool} from the pool, {from_peers} from peers");
+    assert!(pool as f64 <= 1.05 * all as f64, "{pool} bytes left the pool, of {all}");
+    assert_eq!(pool + from_peers, 5 * all);
+    let given: u64 = mounts.iter().map(|mount| peers(mount).given_bytes).sum();
+    assert!(given >= from_peers, "{given} given, {from_peers} got");
+    let told = mounts[0].forebay(["peers"], &[&mounts[0].place.mnt()]).ok();
+    assert!(told.out.contains("this node") && told.out.contains("of 5 nodes"), "{told}");
+}
+
+/// A directory pool has versions by inode, and here each node sees the same ones.
+#[test]
+fn a_node_takes_resident_content_from_an_owner_and_gives_no_content_that_the_pool_does_not_have() {
+    let _alone = alone();
+    let bytes = content(1, 3 * MIB + 5);
+    let pool = Place::new();
+    fs::write(pool.pool().join("f"), &bytes).unwrap();
+    let members = addresses(2);
+    let mounts: Vec<Mount> = members
+        .iter()
+        .map(|this| {
+            let place = Place::new();
+            let file = peers_file(&place.at(""), this, &members, "");
+            fs::remove_dir(place.pool()).unwrap();
+            std::os::unix::fs::symlink(pool.pool(), place.pool()).unwrap();
+            let more = vec!["--peers".into(), file.display().to_string()];
+            let policy = Some("[default]\nflush = \"manual\"\n".into());
+            Mount::on(place, Options { more, policy, ..Options::default() })
+        })
+        .collect();
+    for mount in &mounts {
+        assert!(fs::read(mount.path("f")).unwrap() == bytes);
+    }
+    let read = |mount: &Mount| mount.status().counters;
+    let total = [&mounts[0], &mounts[1]].map(|mount| read(mount).pool_read_bytes).iter().sum::<u64>();
+    assert_eq!(total, bytes.len() as u64);
+    // Written in one mount, and not flushed: the others see what the pool has.
+    let ours = content(2, 3 * MIB + 5);
+    fs::write(mounts[0].path("f"), &ours).unwrap();
+    mounts[1].forebay(["evict"], &[&mounts[1].place.mnt()]).ok();
+    assert!(fs::read(mounts[1].path("f")).unwrap() == bytes);
+    mounts[0].flush();
+    assert!(fs::read(mounts[1].path("f")).unwrap() == ours);
+    assert!(fs::read(mounts[0].path("f")).unwrap() == ours);
+}
+
+/// An object that another client replaces: each open sees the pool's copy, whatever the peers have.
+#[test]
+fn a_replaced_object_is_never_read_in_its_old_version_from_a_peer() {
+    let _alone = alone();
+    let server = Versitygw::start();
+    let old = content(1, 9 * MIB);
+    fs::write(server.files().join("f"), &old).unwrap();
+    let mounts = nodes(&addresses(3), &on(&server));
+    for mount in &mounts {
+        assert!(fs::read(mount.path("f")).unwrap() == old);
+    }
+    for round in 2..6 {
+        let new = content(round, 9 * MIB);
+        let file = server.files().join("new");
+        fs::write(&file, &new).unwrap();
+        server.curl(&["-X", "PUT", "-T", file.to_str().unwrap()], "f");
+        thread::scope(|scope| {
+            for mount in &mounts {
+                scope.spawn(|| assert!(fs::read(mount.path("f")).unwrap() == new, "round {round}"));
+            }
+        });
+    }
+}
+
+/// SEMANTICS 106: "A node that fails, answers slowly or sends other bytes is passed over"
+#[test]
+fn programs_see_nothing_of_nodes_that_are_killed() {
+    let _alone = alone();
+    let server = Versitygw::start();
+    let files = fill(&server.files());
+    let members = addresses(3);
+    let mut mounts = nodes(&members, &on(&server));
+    let (stop, reader) = (AtomicBool::new(false), mounts.remove(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                read_all(&reader, &files);
+                reader.forebay(["evict"], &[&reader.place.mnt()]).ok();
+            }
+        });
+        for round in 0..6 {
+            let killed = &mounts[round % 2];
+            let worker = killed.worker();
+            killed.kill_worker();
+            killed.wait_for_other_worker(worker);
+            read_all(killed, &files);
+        }
+        // A node that does not come back.
+        mounts[1].kill_all();
+        thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+    });
+    let status = peers(&reader);
+    let gone = status.members.iter().find(|member| member.node == members[2].name).unwrap();
+    println!("{status:?}");
+    assert!(passed_over(&reader, "gone") > 0, "{status:?}");
+    assert!(gone.passed_over.iter().any(|(why, _)| why == "gone"), "{gone:?}");
+}
+
+/// How a node that is none answers.
+#[derive(Debug, Clone, Copy)]
+enum Lie {
+    Status(&'static str),
+    Body(&'static [u8]),
+    /// It accepts, and says nothing.
+    Silence,
+    /// It begins an answer, and says nothing more.
+    Stall,
+}
+
+/// A node that answers each request with the present lie.
+fn lying(listener: TcpListener, lie: &Arc<Mutex<Lie>>) {
+    for stream in listener.incoming() {
+        let (Ok(mut stream), lie) = (stream, lie.clone()) else { return };
+        thread::spawn(move || {
+            let mut request = [0; 4096];
+            while stream.read(&mut request).is_ok_and(|count| count > 0) {
+                let lie = *lie.lock().unwrap();
+                let answer = match lie {
+                    Lie::Status(status) => format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").into_bytes(),
+                    Lie::Body(body) => {
+                        let head = format!("HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\n\r\n", body.len());
+                        [head.as_bytes(), body].concat()
+                    }
+                    Lie::Silence => Vec::new(),
+                    Lie::Stall => b"HTTP/1.1 206 Partial Content\r\nContent-Length: 99999\r\n\r\n".to_vec(),
+                };
+                if stream.write_all(&answer).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn what_a_broken_node_says_is_not_believed() {
+    const FILES: u64 = 12;
+    let _alone = alone();
+    let place = Place::new();
+    for at in 0..FILES {
+        fs::write(place.pool().join(format!("f{at}")), content(at, 5_000)).unwrap();
+    }
+    let (this, members) = (NodeAddress::new("this"), addresses(1));
+    let listener = TcpListener::bind(("127.0.0.1", members[0].port)).unwrap();
+    let file = peers_file(&place.at(""), &this, &members, "");
+    let more = vec!["--peers".into(), file.display().to_string()];
+    let mount = Mount::on(place, Options { more, ..Options::default() });
+    // 5,000 bytes with a wrong checksum.
+    let wrong = Box::leak([&5_000_u32.to_be_bytes()[..], &[1; 4], &[0; 5_000]].concat().into_boxed_slice());
+    let lie = Arc::new(Mutex::new(Lie::Silence));
+    let present = lie.clone();
+    thread::spawn(move || lying(listener, &present));
+    let seen = |how: Lie, why: &str| {
+        *lie.lock().unwrap() = how;
+        let before = passed_over(&mount, why);
+        wait_until(&format!("{how:?} is counted as {why}"), || {
+            mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
+            for at in 0..FILES {
+                assert!(fs::read(mount.path(format!("f{at}"))).unwrap() == content(at, 5_000), "{how:?}");
+            }
+            passed_over(&mount, why) > before
+        });
+    };
+    for (how, why) in [
+        (Lie::Status("412 Precondition Failed"), "refused-version"),
+        (Lie::Status("500 Internal Server Error"), "gone"),
+        (Lie::Status("302 Found\r\nLocation: http://127.0.0.1:1/"), "gone"),
+        (Lie::Status("503 Busy\r\nForebay-Retry-After-Ms: 10\r\nForebay-Holders: ,,this, x y,n0,nobody"), "busy"),
+        (Lie::Body(b""), "gone"),
+        (Lie::Body(b"\xff\xff\xff\xff\0\0\0\0"), "damaged"),
+        (Lie::Body(b"\0\0\0\0\0\0\0\x63"), "damaged"),
+        (Lie::Body(b"\0\0\x13\x88"), "damaged"),
+        (Lie::Body(wrong), "damaged"),
+        (Lie::Silence, "slow"),
+        (Lie::Stall, "slow"),
+    ] {
+        seen(how, why);
+        // An answer of a sound node ends the suspicion, which would last longer each time.
+        seen(Lie::Status("404 Not Found"), "not-resident");
+    }
+    assert_eq!(mount.status().counters.peer_read_bytes, 0);
+}
+
+/// The door for peers is open to those who have the token, and gives what the pool has, by its path there.
+#[test]
+fn the_door_is_closed_without_the_token_and_bad_requests_are_refused() {
+    let _alone = alone();
+    let members = addresses(1);
+    let place = Place::new();
+    fs::write(place.pool().join("f"), "content").unwrap();
+    let file = peers_file(&place.at(""), &members[0], &members, "");
+    let more = vec!["--peers".into(), file.display().to_string()];
+    let mount = Mount::on(place, Options { more, ..Options::default() });
+    fs::read(mount.path("f")).unwrap();
+    let address: SocketAddr = ([127, 0, 0, 1], members[0].port).into();
+    let token = format!("Authorization: Bearer {}\r\n", TOKEN.replace(' ', "-"));
+    let rest = "Forebay-Node: x\r\nForebay-Purpose: if-resident\r\nRange: bytes=0-6\r\nIf-Match: \"%7b%7d\"\r\n";
+    for (path, head, status) in [
+        ("/peer/v1/content/f", String::new(), 401),
+        ("/peer/v1/content/f", "Authorization: Bearer other\r\n".into(), 401),
+        ("/peer/v1/content/f", token.clone(), 400),
+        ("/peer/v1/content/f", format!("{token}{rest}"), 400),
+        ("/peer/v1/content/../../etc/passwd", format!("{token}{rest}"), 400),
+        ("/peer/v1/content/%2e%2e/x", format!("{token}{rest}"), 400),
+        ("/", token.clone(), 400),
+    ] {
+        let answer = http::get(address, path, &head).unwrap();
+        assert_eq!(answer.status, status, "{path} {head}: {answer:?}");
+        assert!(!answer.body.contains("content\0") && answer.body != "content", "{answer:?}");
+    }
+}
+
+#[test]
+fn a_bad_peers_file_is_refused_and_a_changed_one_is_taken() {
+    let _alone = alone();
+    let place = Place::new();
+    let (this, other) = (NodeAddress::new("this"), NodeAddress::new("other"));
+    let file = peers_file(&place.at(""), &this, &[], "placement = \"somewhere\"");
+    let options = Options { more: vec!["--peers".into(), file.display().to_string()], ..Options::default() };
+    attempt(&place, &options).refused(2, &["peers.toml", "somewhere", "CLUSTER.md"]);
+    peers_file(&place.at(""), &this, &[], "");
+    let mount = Mount::on(place, options);
+    assert_eq!(peers(&mount).members.len(), 1);
+    peers_file(&mount.place.at(""), &this, &[this.clone(), other], "");
+    wait_until("the new member is known", || peers(&mount).members.len() == 2);
+    let state = |name: &str| peers(&mount).members.iter().find(|member| member.node == name).map(|m| m.state);
+    assert_eq!((state("this"), state("other")), (Some(PeerState::This), Some(PeerState::Trusted)));
+    fs::write(&file, "listen = 1").unwrap();
+    wait_until("the fault is told", || mount.log().contains("the members stay as they are"));
+    assert_eq!(peers(&mount).members.len(), 2);
+    let without = Mount::new(Options::default());
+    without.forebay(["peers"], &[&without.place.mnt()]).refused(2, &["has no peers", "--peers FILE"]);
+}
