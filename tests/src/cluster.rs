@@ -12,16 +12,17 @@ use crate::servers::free_port;
 /// The shared secret of the members.
 pub const TOKEN: &str = "a token of the test's cluster";
 
-/// A member: its name and its port.
+/// A member: its name, and where it answers.
 #[derive(Debug, Clone)]
 pub struct NodeAddress {
     pub name: String,
+    pub host: String,
     pub port: u16,
 }
 
 impl NodeAddress {
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), port: free_port() }
+        Self { name: name.into(), host: "127.0.0.1".into(), port: free_port() }
     }
 }
 
@@ -36,9 +37,9 @@ pub fn peers_file(dir: &Path, this: &NodeAddress, members: &[NodeAddress], more:
     fs::write(&token, TOKEN.replace(' ', "-")).unwrap();
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
     let mut text =
-        format!("node = \"{}\"\nlisten = \"127.0.0.1:{}\"\ntoken-file = \"token\"\n{more}\n", this.name, this.port);
-    for NodeAddress { name, port } in members {
-        text += &format!("[[member]]\nnode = \"{name}\"\naddress = \"127.0.0.1:{port}\"\n");
+        format!("node = \"{}\"\nlisten = \"{}:{}\"\ntoken-file = \"token\"\n{more}\n", this.name, this.host, this.port);
+    for NodeAddress { name, host, port } in members {
+        text += &format!("[[member]]\nnode = \"{name}\"\naddress = \"{host}:{port}\"\n");
     }
     let (file, new) = (dir.join("peers.toml"), dir.join("peers.new"));
     fs::write(&new, text).unwrap();
@@ -49,8 +50,14 @@ pub fn peers_file(dir: &Path, this: &NodeAddress, members: &[NodeAddress], more:
 /// Mounts one node of a cluster.
 #[track_caller]
 pub fn node(this: &NodeAddress, members: &[NodeAddress], options: Options) -> Mount {
+    node_with(this, members, "", options)
+}
+
+/// The same with further lines in the peers file, before the list of members.
+#[track_caller]
+pub fn node_with(this: &NodeAddress, members: &[NodeAddress], lines: &str, options: Options) -> Mount {
     let place = Place::new();
-    let file = peers_file(&place.at(""), this, members, "");
+    let file = peers_file(&place.at(""), this, members, lines);
     let more = [options.more.clone(), vec!["--peers".into(), file.display().to_string()]].concat();
     Mount::on(place, Options { more, ..options })
 }

@@ -11,6 +11,7 @@ pub mod http;
 pub mod load;
 pub mod mapped;
 pub mod mount;
+pub mod network;
 pub mod observed;
 pub mod process;
 pub mod reading;

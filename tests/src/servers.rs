@@ -1,5 +1,6 @@
 //! Real servers of pools on loopback. Each is started by the test that needs it, on a free port.
 
+pub mod etcd;
 pub mod nfs;
 pub mod s3;
 pub mod slurm;

@@ -11,11 +11,14 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_api::peers::PeerState;
-use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, nodes, passed_over, peers, peers_file};
+use forebay_tests::cache_node::Node;
+use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, node_with, nodes, passed_over, peers, peers_file};
 use forebay_tests::http;
 use forebay_tests::mount::{Mount, Options, Place, alone, attempt, content};
+use forebay_tests::network::Network;
 use forebay_tests::process::wait_until;
 use forebay_tests::servers::Server;
+use forebay_tests::servers::etcd::Etcd;
 use forebay_tests::servers::s3::Versitygw;
 
 const MIB: usize = 1 << 20;
@@ -117,6 +120,7 @@ fn a_node_takes_resident_content_from_an_owner_and_gives_no_content_that_the_poo
     assert!(fs::read(mounts[0].path("f")).unwrap() == ours);
 }
 
+/// SEMANTICS 107: "A peer gives content of the version that the reader's pool has confirmed, or nothing."
 /// An object that another client replaces: each open sees the pool's copy, whatever the peers have.
 #[test]
 fn a_replaced_object_is_never_read_in_its_old_version_from_a_peer() {
@@ -164,6 +168,12 @@ fn programs_see_nothing_of_nodes_that_are_killed() {
             killed.wait_for_other_worker(worker);
             read_all(killed, &files);
         }
+        // A node that hears and does not answer.
+        let frozen = mounts[0].worker().pid.cast_signed();
+        let send = |signal| unsafe { libc::kill(frozen, signal) };
+        assert_eq!(send(libc::SIGSTOP), 0);
+        wait_until("the frozen node is too slow", || passed_over(&reader, "slow") > 0);
+        send(libc::SIGCONT);
         // A node that does not come back.
         mounts[1].kill_all();
         thread::sleep(Duration::from_secs(2));
@@ -174,6 +184,95 @@ fn programs_see_nothing_of_nodes_that_are_killed() {
     println!("{status:?}");
     assert!(passed_over(&reader, "gone") > 0, "{status:?}");
     assert!(gone.passed_over.iter().any(|(why, _)| why == "gone"), "{gone:?}");
+}
+
+/// A mount and a cache node of one pool.
+#[test]
+fn a_cache_node_is_a_peer_of_a_mount() {
+    let _alone = alone();
+    let members = addresses(2);
+    let (place, other) = (Place::new(), Place::new());
+    fs::remove_dir(other.pool()).unwrap();
+    std::os::unix::fs::symlink(place.pool(), other.pool()).unwrap();
+    for at in 0..20 {
+        fs::write(place.pool().join(format!("f{at}")), content(at, 30_000)).unwrap();
+    }
+    let file = peers_file(&place.at(""), &members[0], &members, "");
+    let node = Node::of(&place, &["--peers", file.to_str().unwrap()]);
+    let file = peers_file(&other.at(""), &members[1], &members, "");
+    let mount =
+        Mount::on(other, Options { more: vec!["--peers".into(), file.display().to_string()], ..Options::default() });
+    for at in 0..20 {
+        let name = format!("f{at}");
+        assert!(node.get(&format!("/{name}"), &[]).body == content(at, 30_000));
+        assert!(fs::read(mount.path(name)).unwrap() == content(at, 30_000));
+    }
+    let counters = [node.status().counters, mount.status().counters];
+    assert_eq!(counters.iter().map(|counters| counters.pool_read_bytes).sum::<u64>(), 20 * 30_000);
+    assert!(counters.iter().all(|counters| counters.peer_read_bytes > 0), "{counters:?}");
+}
+
+/// Five nodes with addresses of their own, members by etcd, and what can fail around them.
+#[test]
+fn reads_go_on_without_nodes_and_without_etcd_and_across_pulled_cables() {
+    const NODES: usize = 5;
+    let _alone = alone();
+    let network = Network::new(NODES);
+    network.enter();
+    let (server, mut etcd) = (Versitygw::on_all_addresses(), Etcd::start(Network::SWITCH));
+    let files = fill(&server.files());
+    let all: u64 = files.values().map(|bytes| bytes.len() as u64).sum();
+    let lines =
+        |name: &str| format!("[etcd]\nname = \"{name}\"\nendpoints = [\"http://{}:{}\"]", Network::SWITCH, etcd.port());
+    let mut remote = server.remote();
+    remote.url = remote.url.replace("127.0.0.1", Network::SWITCH);
+    let mounts: Vec<Mount> = (0..NODES)
+        .map(|at| {
+            let this = NodeAddress { name: format!("n{at}"), host: Network::address(at), port: 7410 };
+            let options = Options { remote: Some(remote.clone()), ..Options::default() };
+            network.at(at, || node_with(&this, &[], &lines("test"), options))
+        })
+        .collect();
+    let members = |mount: &Mount| peers(mount).members.len();
+    wait_until("all know each other", || mounts.iter().all(|mount| members(mount) == NODES));
+    assert!(peers(&mounts[0]).members.iter().all(|member| member.sources.contains(&"etcd".to_owned())));
+    let read_everywhere = |mounts: &[&Mount]| {
+        thread::scope(|scope| {
+            for mount in mounts {
+                scope.spawn(|| read_all(mount, &files));
+            }
+        });
+    };
+    let nodes: Vec<&Mount> = mounts.iter().collect();
+    read_everywhere(&nodes);
+    let pool: u64 = mounts.iter().map(|mount| mount.status().counters.pool_read_bytes).sum();
+    println!("{pool} of {all} bytes from the pool for {NODES} nodes");
+    assert!(pool as f64 <= 1.05 * all as f64, "{pool} bytes left the pool, of {all}");
+
+    let forget = |mount: &Mount| _ = mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
+    println!("etcd is killed: the list stays");
+    etcd.kill();
+    forget(&mounts[0]);
+    read_everywhere(&nodes[..1]);
+    assert_eq!(members(&mounts[0]), NODES);
+    println!("a cable is pulled: the others go on, and so does the node itself as far as it has the bytes");
+    network.connect(4, false);
+    nodes[..3].iter().for_each(|mount| forget(mount));
+    read_everywhere(&nodes[..4]);
+    assert!(fs::read(mounts[4].path("small/1")).unwrap() == files["small/1"]);
+    network.connect(4, true);
+    forget(&mounts[4]);
+    read_everywhere(&nodes);
+    println!("a node is killed");
+    mounts[3].kill_all();
+    nodes[..3].iter().for_each(|mount| forget(mount));
+    read_everywhere(&nodes[..3]);
+    println!("etcd comes back: the killed node is no member any more");
+    etcd.resume();
+    wait_until("the others are members", || mounts[..3].iter().all(|mount| members(mount) == NODES - 1));
+    mounts[4].umount();
+    wait_until("who unmounts leaves at once", || members(&mounts[0]) == NODES - 2);
+    read_everywhere(&nodes[..3]);
 }
 
 /// How a node that is none answers.
@@ -261,7 +360,7 @@ fn what_a_broken_node_says_is_not_believed() {
     assert_eq!(mount.status().counters.peer_read_bytes, 0);
 }
 
-/// The door for peers is open to those who have the token, and gives what the pool has, by its path there.
+/// SECURITY 19: "answers nobody without the token of the cluster"
 #[test]
 fn the_door_is_closed_without_the_token_and_bad_requests_are_refused() {
     let _alone = alone();

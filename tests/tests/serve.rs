@@ -41,6 +41,9 @@ fn files_are_those_of_the_pool_cold_and_warm() {
             assert_eq!(status.contains("hit"), round == "warm" || len == 0, "{path} {round}: {status}");
         }
     }
+    let reads = node.status().counters.reads;
+    let sent: usize = files.iter().map(|(_, len)| 2 * len).sum();
+    assert_eq!(reads.fast.bytes + reads.fetched.bytes + reads.direct.bytes, sent as u64, "{reads:?}");
     assert_eq!(node.get("/d/a%20b%25c", &[]).body, b"odd name");
     let head = node.get("/d/e/large", &["-I"]);
     assert_eq!((head.status, head.header("content-length"), head.body.len()), (200, "9437191", head.body.len()));

@@ -38,7 +38,7 @@ fn tell(peers: &PeersStatus, output: &Output) {
     if !peers.passed_over.is_empty() {
         output.line(format!("passed over: {}", reasons(&peers.passed_over)));
     }
-    let heads = ["node", "address", "state", "owns", "from it", "to it", "passed over"];
+    let heads = ["node", "address", "from", "state", "owns", "from it", "to it", "passed over"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     rows.extend(peers.members.iter().map(row));
     output.table(&rows);
@@ -55,6 +55,7 @@ fn row(member: &PeerMember) -> Vec<String> {
     vec![
         format!("{}{role}", member.node),
         member.address.clone(),
+        member.sources.join(", "),
         state.to_owned(),
         format!("{:.1} %", member.share * 100.0),
         bytes(member.read_bytes),

@@ -29,6 +29,8 @@ pub struct PeerMember {
     pub address: String,
     /// It is there for other nodes.
     pub is_cache: bool,
+    /// What says that it is a member: `static`, `etcd`.
+    pub sources: Vec<String>,
     pub state: PeerState,
     /// The share of all content that it reads from the pool for all, 0 to 1.
     pub share: f64,

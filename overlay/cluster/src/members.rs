@@ -17,6 +17,15 @@ pub enum MemberSource {
     Etcd,
 }
 
+impl MemberSource {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Etcd => "etcd",
+        }
+    }
+}
+
 /// The members, and which sources name them. A node belongs to the cluster as long as one source names it.
 ///
 /// A member that fails does not leave by that: it is passed over (see `Suspicions`), and what it owns stays its own. If

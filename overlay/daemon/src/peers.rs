@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use forebay_engine::Overlay;
-use forebay_peers::{PeerClient, PeerDoor, PeerSettings, Peers};
+use forebay_peers::{EtcdMembers, PeerClient, PeerDoor, PeerSettings, Peers};
 use forebay_serve::{Listener, ListenerLimits};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -62,13 +62,16 @@ pub fn start(
     overlay: &Overlay,
 ) -> Result<Option<PeerServer>, Failure> {
     let (Some(file), Some(settings)) = (config.peers.clone(), settings) else { return Ok(None) };
-    let address = settings.listen;
+    let (address, etcd, own) = (settings.listen, settings.etcd.clone(), settings.own.clone());
     let peers = Peers::new(config.pool.clone(), settings)
         .map_err(|why| Failure::new(FailureKind::Other, format!("cannot ask peers: {why}")))?;
     overlay.set_peers(Arc::new(PeerClient(peers.clone())));
     let stop = CancellationToken::new();
     let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
     tokio::spawn(serve(address, socket, door, stop.clone()));
+    if let Some(etcd) = etcd {
+        tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone()));
+    }
     tokio::spawn(follow(file, peers.clone(), stop.clone()));
     Ok(Some(PeerServer { peers, _ends: stop.drop_guard() }))
 }

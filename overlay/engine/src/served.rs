@@ -15,6 +15,7 @@ use super::{Content, Inner, Ino, Overlay};
 pub use crate::permission::UserGroups;
 use crate::permission::{READ, SEARCH};
 use crate::space::eviction::ChosenBy;
+use crate::status::ReadSource;
 
 /// The most symlinks on one path: Linux's MAXSYMLINKS.
 const SYMLINKS_MAX: u32 = 40;
@@ -182,6 +183,11 @@ impl ServedFile {
         self.resident.as_ref()
     }
 
+    /// Counts bytes of [`Self::resident`] that are sent without a call of [`Self::read`].
+    pub fn count_sent(&self, bytes: u64) {
+        self.overlay.inner.counters.count_sent(bytes);
+    }
+
     /// Returns whether a range is resident now.
     pub fn has(&self, range: Range<u64>) -> bool {
         let missing = || {
@@ -198,7 +204,9 @@ impl ServedFile {
     pub async fn read(&self, offset: u64, len: u32) -> Result<Bytes> {
         let len = u64::from(len).min(self.size.saturating_sub(offset)) as u32;
         if let Some(content) = &self.resident {
-            return self.overlay.inner.read_content(content, offset, len as usize).await;
+            let inner = &self.overlay.inner;
+            let read = inner.read_content(content, offset, len as usize).await;
+            return inner.counters.count_read(ReadSource::Fast, read);
         }
         self.check_same()?;
         let bytes = self.overlay.read(self.ino, offset, len).await?;

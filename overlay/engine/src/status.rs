@@ -59,6 +59,11 @@ impl EngineCounters {
         read
     }
 
+    /// Counts bytes of the fast pool that were sent without being read.
+    pub fn count_sent(&self, bytes: u64) {
+        count(&self.reads[ReadSource::Fast as usize], bytes);
+    }
+
     pub fn count_eviction(&self, chosen_by: ChosenBy, bytes: u64) {
         count(&self.evictions[chosen_by as usize], bytes);
     }

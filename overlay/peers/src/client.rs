@@ -53,12 +53,12 @@ impl Peers {
         let end = wish.range.end.min((wish.range.start / RANGE_BYTES + 1) * RANGE_BYTES);
         let wish = PeerWish { range: wish.range.start..end, ..wish };
         let owners = self.owners(file, &wish.version, wish.range.start);
-        let this = &owners.settings.this;
+        let this = &owners.cluster.this;
         // What is fetched for others comes from the pool: they have asked the others.
-        if !owners.settings.placing.asks(this) || self.for_others.overlaps(file, &wish.range) {
+        if !owners.cluster.settings.placing.asks(this) || self.for_others.overlaps(file, &wish.range) {
             return None;
         }
-        let roster = &owners.settings.roster;
+        let roster = &owners.cluster.roster;
         let unsettled = self.is_unsettled();
         let mut asking = Asking::begin(self.now(), this, owners.key, roster, &owners.ranked, unsettled, false);
         let in_use = self.from_others.begin(file, wish.range.clone());
@@ -140,18 +140,18 @@ impl Peers {
         owners: &RangeOwners,
         wish: &PeerWish,
     ) -> Result<(Incoming, Bytes), PeerAnswer> {
-        let settings = &owners.settings;
-        let Some(member) = settings.roster.get(&enquiry.peer) else { return Err(PeerAnswer::Not(PassOver::Gone)) };
+        let cluster = &owners.cluster;
+        let Some(member) = cluster.roster.get(&enquiry.peer) else { return Err(PeerAnswer::Not(PassOver::Gone)) };
         let url = format!("http://{}{}", member.address, target(&wish.path));
         let asked = PeerRequest {
-            from: settings.this.clone(),
+            from: cluster.this.clone(),
             version: wish.version.clone(),
             range: wish.range.clone(),
             purpose: enquiry.purpose,
             passed: enquiry.passed.iter().cloned().collect(),
-            members: settings.roster.fingerprint(),
+            members: cluster.roster.fingerprint(),
         };
-        let mut request = self.http.get(url).bearer_auth(&settings.token);
+        let mut request = self.http.get(url).bearer_auth(&cluster.settings.token);
         for (name, value) in asked.headers() {
             request = request.header(name, value);
         }

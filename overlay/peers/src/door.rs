@@ -50,12 +50,12 @@ impl PeerDoor {
     }
 
     async fn respond(&self, request: &Request<RequestContent>) -> Response<ReplyBody> {
-        let settings = self.peers.settings.load_full();
+        let cluster = self.peers.cluster.load_full();
         let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         // By their hashes: so the time of the comparison tells nothing about the token.
         let is_known = token
             .and_then(|text| text.strip_prefix("Bearer "))
-            .is_some_and(|token| Sha256::digest(token) == Sha256::digest(&settings.token));
+            .is_some_and(|token| Sha256::digest(token) == Sha256::digest(&cluster.settings.token));
         if !is_known {
             return status(StatusCode::UNAUTHORIZED, "the token of the cluster is needed");
         }
@@ -73,7 +73,7 @@ impl PeerDoor {
         let file = self.peers.file_key(&path);
         let owners = self.peers.owners(file, &asked.version, asked.range.start);
         let owns =
-            owners_of(&owners.ranked).iter().any(|seat| owners.settings.roster.member(*seat).id == settings.this);
+            owners_of(&owners.ranked).iter().any(|seat| owners.cluster.roster.member(*seat).id == owners.cluster.this);
         let asks = owns && asked.purpose == Purpose::Fetch;
         let is_wanted = |ours: &_| wire::is_same_version(ours, &asked.version);
         let loan = match self.overlay.lend(&path, is_wanted, asks).await {
@@ -125,17 +125,17 @@ impl LendTask {
     }
 
     fn decide(&self, file: FileKey) -> Lend {
-        let settings = &self.owners.settings;
-        let roster = &settings.roster;
+        let cluster = &self.owners.cluster;
+        let roster = &cluster.roster;
         let id = |seat: &u32| roster.member(*seat).id.clone();
         let owners: Vec<NodeId> = owners_of(&self.owners.ranked).iter().map(id).collect();
         let facts = LocalFacts {
             held: self.held(file),
             owners: &owners,
             may_give: roster
-                .get(&settings.this)
-                .is_some_and(|this| settings.placing.gives_to(this, &self.request.from)),
-            readers_give: settings.placing.readers_give(),
+                .get(&cluster.this)
+                .is_some_and(|this| cluster.settings.placing.gives_to(this, &self.request.from)),
+            readers_give: cluster.settings.placing.readers_give(),
             // Space is made for what is fetched; if there is none, the fetch says so.
             has_room: true,
         };

@@ -4,6 +4,7 @@
 //! | module | does |
 //! |---|---|
 //! | `settings` | the file with this node, the members, the token |
+//! | `etcd` | members that come and go |
 //! | `wire` | requests and answers as HTTP, versions as text, content as frames with checksums |
 //! | `peers` | what this node knows of the others, and its counters |
 //! | `client` | asks other nodes for a range |
@@ -11,11 +12,13 @@
 
 mod client;
 mod door;
+mod etcd;
 mod peers;
 mod settings;
 mod wire;
 
 pub use client::PeerClient;
 pub use door::PeerDoor;
+pub use etcd::{EtcdMembers, EtcdSettings};
 pub use peers::Peers;
 pub use settings::PeerSettings;

@@ -11,8 +11,8 @@ use arc_swap::ArcSwap;
 use forebay_api::peers::{PeerMember, PeerState, PeersStatus};
 use forebay_backends::{PoolPath, Version};
 use forebay_cluster::{
-    FileKey, FileOwners, Lender, Moment, NodeId, PassOver, PassOvers, PeerPatience, RangeKey, Ranked, Roster,
-    Suspicions, UNSETTLED, range_of, ranges_of,
+    FileKey, FileOwners, Lender, Member, MemberList, MemberSource, Moment, NodeId, PassOver, PassOvers, PeerPatience,
+    RangeKey, Ranked, Role, Roster, Suspicions, UNSETTLED, range_of, ranges_of,
 };
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -30,7 +30,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 pub struct Peers {
     /// Names the pool on all nodes.
     pool: String,
-    pub(crate) settings: ArcSwap<PeerSettings>,
+    pub(crate) cluster: ArcSwap<ClusterView>,
+    /// Held while `cluster` is replaced.
+    members: Mutex<MemberList>,
     pub(crate) http: reqwest::Client,
     began: Instant,
     pub(crate) state: Mutex<PeersState>,
@@ -42,13 +44,21 @@ pub struct Peers {
     given_bytes: AtomicU64,
 }
 
+/// The settings, and the members at one moment.
+pub(crate) struct ClusterView {
+    pub this: NodeId,
+    pub settings: PeerSettings,
+    pub roster: Roster,
+}
+
 /// What changes with each request.
 pub(crate) struct PeersState {
     pub suspicions: Suspicions,
     pub pass_overs: PassOvers,
     pub patience: PeerPatience,
     pub lender: Lender,
-    owners: LruCache<(FileKey, u64), Arc<FileOwners>>,
+    /// By file, number of its ranges, and fingerprint of the members.
+    owners: LruCache<(FileKey, u64, u64), Arc<FileOwners>>,
     traffic: HashMap<NodeId, PeerTraffic>,
     /// Members changed, or one failed, a short while ago.
     unsettled_until: Moment,
@@ -66,7 +76,7 @@ struct PeerTraffic {
 
 /// The ranked members of a range, and the roster in which they have their seats.
 pub(crate) struct RangeOwners {
-    pub settings: Arc<PeerSettings>,
+    pub cluster: Arc<ClusterView>,
     pub key: RangeKey,
     pub ranked: Ranked,
 }
@@ -88,14 +98,18 @@ impl Peers {
             suspicions: Suspicions::default(),
             pass_overs: PassOvers::default(),
             patience: PeerPatience::default(),
-            lender: Lender::new(settings.this.clone()),
+            lender: Lender::new(settings.own.id.clone()),
             owners: LruCache::new(OWNERS_REMEMBERED),
             traffic: HashMap::new(),
             unsettled_until: UNSETTLED,
         };
+        let mut members = MemberList::default();
+        members.replace(MemberSource::Static, settings.members.clone());
+        let view = ClusterView { this: settings.own.id.clone(), settings, roster: members.roster() };
         Ok(Arc::new(Self {
             pool,
-            settings: ArcSwap::from_pointee(settings),
+            cluster: ArcSwap::from_pointee(view),
+            members: Mutex::new(members),
             http,
             began: Instant::now(),
             state: Mutex::new(state),
@@ -106,16 +120,34 @@ impl Peers {
         }))
     }
 
-    /// Takes other members, placement and token. This node and its address stay.
+    /// Takes other members, placement and token. This node, its address and etcd stay.
     pub fn reload(&self, settings: PeerSettings) {
-        let before = self.settings.load_full();
-        if before.this != settings.this || before.listen != settings.listen {
-            tracing::warn!("the peers file names another node or address: they change with the next mount");
+        let before = &self.cluster.load().settings;
+        let stays = (&before.own, before.listen, &before.etcd) == (&settings.own, settings.listen, &settings.etcd);
+        if !stays {
+            tracing::warn!("the peers file names another node, address or etcd: they change with the next mount");
         }
-        let settings = PeerSettings { this: before.this.clone(), listen: before.listen, ..settings };
-        let changed = settings.roster.fingerprint() != before.roster.fingerprint();
-        let roster = settings.roster.clone();
-        self.settings.store(Arc::new(settings));
+        let (own, etcd) = (before.own.clone(), before.etcd.clone());
+        let settings = PeerSettings { own, listen: before.listen, etcd, ..settings };
+        let mut members = self.members.lock();
+        members.replace(MemberSource::Static, settings.members.clone());
+        self.show(&members, settings);
+    }
+
+    /// Takes what a source says now for all that it says.
+    pub(crate) fn take_members(&self, source: MemberSource, all: Vec<Member>) {
+        let mut members = self.members.lock();
+        if members.replace(source, all) {
+            let settings = self.cluster.load().settings.clone();
+            self.show(&members, settings);
+        }
+    }
+
+    fn show(&self, members: &MemberList, settings: PeerSettings) {
+        let before = self.cluster.load_full();
+        let roster = members.roster();
+        let changed = roster.fingerprint() != before.roster.fingerprint();
+        self.cluster.store(Arc::new(ClusterView { this: before.this.clone(), settings, roster: roster.clone() }));
         let mut state = self.state.lock();
         state.owners.clear();
         if changed {
@@ -136,20 +168,19 @@ impl Peers {
 
     /// Returns the ranked members of the range in which a byte of a version is.
     pub(crate) fn owners(&self, file: FileKey, version: &Version, offset: u64) -> RangeOwners {
-        let settings = self.settings.load_full();
+        let cluster = self.cluster.load_full();
         let ranges = ranges_of(version.size());
-        let known = self.state.lock().owners.get(&(file, ranges)).cloned();
+        let wanted = (file, ranges, cluster.roster.fingerprint());
+        let known = self.state.lock().owners.get(&wanted).cloned();
         let owners = known.unwrap_or_else(|| {
-            let eligible = settings.placing.eligible(&settings.roster);
-            let owners = Arc::new(FileOwners::of(&settings.roster, eligible, file, ranges));
-            self.state.lock().owners.put((file, ranges), owners.clone());
+            let eligible = cluster.settings.placing.eligible(&cluster.roster);
+            let owners = Arc::new(FileOwners::of(&cluster.roster, eligible, file, ranges));
+            self.state.lock().owners.put(wanted, owners.clone());
             owners
         });
         let key = RangeKey { file, index: range_of(offset) };
-        // Remembered for other members: a reload meanwhile. The seats would be those of others.
-        let seats = owners.ranked(&settings.roster, key.index);
-        let ranked = seats.into_iter().filter(|seat| (*seat as usize) < settings.roster.len()).collect();
-        RangeOwners { settings, key, ranked }
+        let ranked = owners.ranked(&cluster.roster, key.index);
+        RangeOwners { cluster, key, ranked }
     }
 
     pub(crate) fn is_unsettled(&self) -> bool {
@@ -177,28 +208,36 @@ impl Peers {
 
     /// A node asked, and sees members with this fingerprint.
     pub(crate) fn note_members(&self, peer: &NodeId, fingerprint: u64) {
-        if self.settings.load().roster.get(peer).is_some() {
+        if self.cluster.load().roster.get(peer).is_some() {
             self.state.lock().traffic.entry(peer.clone()).or_default().members = Some(fingerprint);
         }
     }
 
     /// Returns what operators see.
     pub fn status(&self) -> PeersStatus {
-        let settings = self.settings.load_full();
-        let shares = self.shares(&settings);
+        let cluster = self.cluster.load_full();
+        let shares = self.shares(&cluster);
+        let of_sources: HashMap<NodeId, Vec<MemberSource>> =
+            self.members.lock().iter().map(|(member, sources)| (member.id.clone(), sources)).collect();
         let state = self.state.lock();
-        let own = settings.roster.fingerprint();
-        let member = |(seat, member): (usize, &forebay_cluster::Member)| {
+        let own = cluster.roster.fingerprint();
+        let member = |(seat, member): (usize, &Member)| {
             let traffic = state.traffic.get(&member.id).cloned().unwrap_or_default();
             let peer_state = match &member.id {
-                id if *id == settings.this => PeerState::This,
+                id if *id == cluster.this => PeerState::This,
                 id if state.suspicions.is_suspected(id) => PeerState::Suspected,
                 _ => PeerState::Trusted,
             };
             PeerMember {
                 node: member.id.to_string(),
                 address: member.address.clone(),
-                is_cache: member.role == forebay_cluster::Role::Cache,
+                is_cache: member.role == Role::Cache,
+                sources: of_sources
+                    .get(&member.id)
+                    .into_iter()
+                    .flatten()
+                    .map(|source| source.as_str().into())
+                    .collect(),
                 state: peer_state,
                 share: shares.get(seat).copied().unwrap_or_default(),
                 read_bytes: traffic.read_bytes,
@@ -209,10 +248,10 @@ impl Peers {
             }
         };
         PeersStatus {
-            node: settings.this.to_string(),
-            listen: settings.listen,
-            placement: settings.placing.placement.as_str().to_owned(),
-            members: settings.roster.members().iter().enumerate().map(member).collect(),
+            node: cluster.this.to_string(),
+            listen: cluster.settings.listen,
+            placement: cluster.settings.placing.placement.as_str().to_owned(),
+            members: cluster.roster.members().iter().enumerate().map(member).collect(),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             given_bytes: self.given_bytes.load(Ordering::Relaxed),
             passed_over: reasons(&state.pass_overs),
@@ -220,9 +259,9 @@ impl Peers {
     }
 
     /// Returns the share of all ranges that each seat owns first, 0 to 1.
-    fn shares(&self, settings: &PeerSettings) -> Vec<f64> {
-        let roster = &settings.roster;
-        let eligible = settings.placing.eligible(roster);
+    fn shares(&self, cluster: &ClusterView) -> Vec<f64> {
+        let roster = &cluster.roster;
+        let eligible = cluster.settings.placing.eligible(roster);
         let mut owned = vec![0_u32; roster.len()];
         for sample in 0..SHARE_SAMPLES {
             let file = FileKey::of(&self.pool, &sample.to_le_bytes());
@@ -238,9 +277,8 @@ impl Peers {
 impl PeersState {
     /// Returns the traffic of a member. Others are counted together under the name of this node: their number has no bound.
     fn of_member(&mut self, id: &NodeId, peers: &Peers) -> &mut PeerTraffic {
-        let settings = peers.settings.load();
-        let known: &Roster = &settings.roster;
-        let id = if known.get(id).is_some() { id } else { &settings.this };
+        let cluster = peers.cluster.load();
+        let id = if cluster.roster.get(id).is_some() { id } else { &cluster.this };
         self.traffic.entry(id.clone()).or_default()
     }
 }

@@ -7,8 +7,10 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use forebay_cluster::{Confinement, Member, MemberList, MemberSource, NodeId, Placement, Placing, Role, Roster};
+use forebay_cluster::{Confinement, Member, NodeId, Placement, Placing, Role};
 use serde::Deserialize;
+
+use crate::etcd::EtcdSettings;
 
 /// A shorter token can be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
@@ -21,8 +23,10 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 struct PeerFile {
     /// The identity of this node; its host name if missing.
     node: Option<NodeId>,
-    /// Where this node answers; loopback if only a port is given.
+    /// Where this node answers.
     listen: SocketAddr,
+    /// The address by which other nodes reach it, if that is another one.
+    advertise: Option<SocketAddr>,
     /// What this node is there for, unless the list of members says so.
     #[serde(default)]
     role: Role,
@@ -33,6 +37,7 @@ struct PeerFile {
     confine_to: Option<BTreeSet<NodeId>>,
     #[serde(default)]
     member: Vec<MemberEntry>,
+    etcd: Option<EtcdSettings>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -47,11 +52,14 @@ struct MemberEntry {
 /// What the file says.
 #[derive(Debug, Clone)]
 pub struct PeerSettings {
-    pub this: NodeId,
+    /// This node, as others see it.
+    pub own: Member,
     pub listen: SocketAddr,
     pub token: String,
     pub placing: Placing,
-    pub roster: Roster,
+    /// The list in the file, and this node.
+    pub members: Vec<Member>,
+    pub etcd: Option<EtcdSettings>,
 }
 
 impl PeerSettings {
@@ -80,26 +88,28 @@ impl PeerSettings {
                 "token-file {at}: a token has at least {TOKEN_CHARS_MIN} letters, digits or signs, as those of `openssl rand -hex 32`"
             ));
         }
-        let own = Member { id: this.clone(), address: file.listen.to_string(), role: file.role };
-        let mut members = MemberList::default();
-        if !file.member.iter().any(|member| member.node == this) {
-            members.join(MemberSource::Static, own);
-        }
+        let advertise = file.advertise.unwrap_or(file.listen);
+        let mut own = Member { id: this.clone(), address: advertise.to_string(), role: file.role };
+        let mut members: Vec<Member> = Vec::new();
         for MemberEntry { node, address, role } in file.member {
-            let name = node.to_string();
-            if members.roster().get(&node).is_some() {
-                return Err(format!("[[member]]: {name} is there twice"));
+            if members.iter().any(|member| member.id == node) {
+                return Err(format!("[[member]]: {node} is there twice"));
             }
-            members.join(MemberSource::Static, Member { id: node, address: address.to_string(), role });
+            members.push(Member { id: node, address: address.to_string(), role });
+        }
+        match members.iter().find(|member| member.id == this) {
+            Some(member) => own = member.clone(),
+            None => members.push(own.clone()),
+        }
+        if own.address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
+            return Err(format!("listen: other nodes cannot reach {}; give advertise = \"ADDRESS:PORT\"", own.address));
+        }
+        if let Some(etcd) = &file.etcd {
+            etcd.check()?;
         }
         let confine_to = file.confine_to.map_or_else(Confinement::default, Confinement::to);
-        Ok(Self {
-            this,
-            listen: file.listen,
-            token,
-            placing: Placing { placement: file.placement, confine_to },
-            roster: members.roster(),
-        })
+        let placing = Placing { placement: file.placement, confine_to };
+        Ok(Self { own, listen: file.listen, token, placing, members, etcd: file.etcd })
     }
 }
 
@@ -135,13 +145,12 @@ mod tests {
     #[test]
     fn this_node_is_a_member_whether_the_list_names_it_or_not() {
         let alone = parsed("listen = \"127.0.0.1:7410\"\ntoken-file = \"token\"\n", TOKEN, 0o600).unwrap();
-        assert_eq!((alone.roster.len(), alone.this.as_str()), (1, "here"));
+        assert_eq!((alone.members.len(), alone.own.id.as_str()), (1, "here"));
         let text = "listen = \"127.0.0.1:7410\"\ntoken-file = \"token\"\nplacement = \"dedicated\"\n\
                     [[member]]\nnode = \"here\"\naddress = \"10.0.0.1:7410\"\nrole = \"cache\"\n\
                     [[member]]\nnode = \"there\"\naddress = \"10.0.0.2:7410\"\n";
         let two = parsed(text, TOKEN, 0o600).unwrap();
-        assert_eq!(two.roster.len(), 2);
-        assert_eq!(two.roster.get(&two.this).unwrap().role, Role::Cache);
+        assert_eq!((two.members.len(), two.own.role), (2, Role::Cache));
         assert_eq!(two.placing.placement, Placement::Dedicated);
     }
 
@@ -157,6 +166,9 @@ mod tests {
             (&format!("{good}[[member]]\nnode = \"a b\"\naddress = \"10.0.0.1:1\"\n"), TOKEN, 0o600, "identity"),
             (&format!("{good}placement = \"some\"\n"), TOKEN, 0o600, "placement"),
             (&format!("{good}members = 1\n"), TOKEN, 0o600, "members"),
+            (&format!("{good}[etcd]\nendpoints = []\n"), TOKEN, 0o600, "endpoints"),
+            (&format!("{good}[etcd]\nendpoints = [\"10.0.0.1:1\"]\n"), TOKEN, 0o600, "no URL"),
+            ("listen = \"0.0.0.0:7410\"\ntoken-file = \"token\"\n", TOKEN, 0o600, "advertise"),
             (
                 &format!("{good}{}", "[[member]]\nnode = \"a\"\naddress = \"10.0.0.1:1\"\n".repeat(2)),
                 TOKEN,

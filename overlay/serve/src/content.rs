@@ -233,7 +233,9 @@ async fn body(
 }
 
 fn lend(file: &Arc<OpenFile>, range: &std::ops::Range<u64>, windows: Option<&Windows>) -> Option<Bytes> {
-    windows?.lend(file, range.start, range.end - range.start)
+    let lent = windows?.lend(file, range.start, range.end - range.start)?;
+    file.served.count_sent(range.end - range.start);
+    Some(lent)
 }
 
 /// Reads a range piece by piece.

@@ -50,6 +50,8 @@ pub fn url_at(port: u16) -> String {
 /// A versitygw whose buckets are directories below a temporary one.
 pub struct Versitygw {
     dir: TempDir,
+    /// Where it listens: loopback, or all addresses if empty.
+    host: &'static str,
     port: u16,
     child: Option<Child>,
     killed_at: SystemTime,
@@ -58,12 +60,21 @@ pub struct Versitygw {
 impl Versitygw {
     /// Starts a server with one bucket, [`BUCKET`].
     pub fn start() -> Self {
+        Self::at("127.0.0.1")
+    }
+
+    /// The same on all addresses of a network namespace that the test made.
+    pub fn on_all_addresses() -> Self {
+        Self::at("")
+    }
+
+    fn at(host: &'static str) -> Self {
         // The server stores attributes of objects as extended attributes of files, so tmpfs does not suffice.
         let dir = tempfile::Builder::new().prefix("forebay-versitygw-").tempdir_in("/var/tmp").unwrap();
         for name in ["data", "iam", "versions"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
-        let mut server = Self { dir, port: free_port(), child: None, killed_at: UNIX_EPOCH };
+        let mut server = Self { dir, host, port: free_port(), child: None, killed_at: UNIX_EPOCH };
         server.resume();
         server.curl(&["-X", "PUT"], "");
         server
@@ -76,7 +87,7 @@ impl Versitygw {
         command
             .env("ROOT_ACCESS_KEY", ACCESS_KEY)
             .env("ROOT_SECRET_KEY", SECRET_KEY)
-            .args(["--port", &format!("127.0.0.1:{}", self.port), "--quiet", "--keep-alive", "--iam-dir"])
+            .args(["--port", &format!("{}:{}", self.host, self.port), "--quiet", "--keep-alive", "--iam-dir"])
             .arg(self.dir.path().join("iam"))
             .args(["posix", "--versioning-dir"])
             .arg(self.dir.path().join("versions"))

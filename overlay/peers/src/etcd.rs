@@ -1,0 +1,255 @@
+//! Members in etcd: each node keeps a key with a lease, and watches those of the others. By the JSON gateway of etcd 3.4 and
+//! later: its own client needs a compiler for protocol buffers on the machine that builds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use forebay_cluster::{Member, MemberSource};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::{interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::peers::Peers;
+
+/// A node that does not renew its lease for this long is no member any more.
+const LEASE: Duration = Duration::from_secs(10);
+/// How often a node renews its lease.
+const RENEW_EVERY: Duration = Duration::from_secs(3);
+/// The longest time of a call, a third of the lease: so a second server can be asked before the lease ends.
+const CALL: Duration = Duration::from_secs(3);
+/// The pause before the next server is asked.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The most bytes of a list of members.
+const LIST_BYTES: usize = 16 << 20;
+
+/// Where the members are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EtcdSettings {
+    /// URLs of the servers of one etcd cluster.
+    pub endpoints: Vec<String>,
+    /// The name of the cluster of nodes: several can share one etcd.
+    #[serde(default = "default_name")]
+    pub name: String,
+}
+
+fn default_name() -> String {
+    "default".to_owned()
+}
+
+impl EtcdSettings {
+    /// # Errors
+    /// What is wrong with the settings.
+    pub fn check(&self) -> Result<(), String> {
+        if self.endpoints.is_empty() {
+            return Err("[etcd] endpoints: at least one URL, such as http://10.0.0.1:2379".to_owned());
+        }
+        for url in &self.endpoints {
+            let known = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
+            if !known || reqwest::Url::parse(url).is_err() {
+                return Err(format!("[etcd] endpoints: {url} is no URL such as http://10.0.0.1:2379"));
+            }
+        }
+        Ok(())
+    }
+
+    fn prefix(&self) -> String {
+        format!("/forebay/{}/members/", self.name)
+    }
+}
+
+/// The members in etcd, for one node.
+pub struct EtcdMembers {
+    settings: EtcdSettings,
+    own: Member,
+    peers: Arc<Peers>,
+}
+
+/// A connection to one server, with a lease.
+struct Session<'a> {
+    members: &'a EtcdMembers,
+    endpoint: &'a str,
+    lease: String,
+}
+
+#[derive(Deserialize)]
+struct RangeAnswer {
+    header: RevisionHeader,
+    #[serde(default)]
+    kvs: Vec<StoredKey>,
+}
+
+#[derive(Deserialize)]
+struct RevisionHeader {
+    revision: String,
+}
+
+#[derive(Deserialize)]
+struct StoredKey {
+    key: String,
+    value: String,
+}
+
+impl EtcdMembers {
+    pub fn new(settings: EtcdSettings, own: Member, peers: Arc<Peers>) -> Self {
+        Self { settings, own, peers }
+    }
+
+    /// Keeps this node a member, and follows the others, until `stop`; then it leaves. While no server answers, the last
+    /// list stays.
+    pub async fn follow(self, stop: CancellationToken) {
+        let mut is_told = false;
+        for endpoint in self.settings.endpoints.iter().cycle() {
+            let session = async {
+                let session = timeout(CALL, Session::begin(&self, endpoint)).await.map_err(|_| late())??;
+                tracing::info!(endpoint, "this node is a member in etcd");
+                let ended = stop.run_until_cancelled(session.keep()).await;
+                if ended.is_none() {
+                    let _ = timeout(CALL, session.call("/v3/lease/revoke", &json!({ "ID": session.lease }))).await;
+                }
+                ended.unwrap_or(Ok(()))
+            };
+            let ended = stop.run_until_cancelled(session).await;
+            if stop.is_cancelled() {
+                return;
+            }
+            if let Some(Err(why)) = ended {
+                match is_told {
+                    true => tracing::debug!(endpoint, "etcd: {why}"),
+                    false => {
+                        tracing::warn!(endpoint, "etcd: {why}; the members stay as they are, and it is asked again")
+                    }
+                }
+                is_told = true;
+            }
+            if stop.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+fn late() -> String {
+    "no answer in time".to_owned()
+}
+
+fn encoded(text: &str) -> String {
+    STANDARD.encode(text)
+}
+
+impl<'a> Session<'a> {
+    async fn begin(members: &'a EtcdMembers, endpoint: &'a str) -> Result<Self, String> {
+        let mut session = Self { members, endpoint, lease: String::new() };
+        let granted = session.call("/v3/lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() })).await?;
+        session.lease = granted["ID"].as_str().ok_or("an answer without a lease")?.to_owned();
+        let key = format!("{}{}", members.settings.prefix(), members.own.id);
+        let value = serde_json::to_string(&members.own).map_err(|e| e.to_string())?;
+        let put = json!({ "key": encoded(&key), "value": encoded(&value), "lease": session.lease });
+        session.call("/v3/kv/put", &put).await?;
+        Ok(session)
+    }
+
+    async fn call(&self, path: &str, body: &Value) -> Result<Value, String> {
+        let answer = async {
+            let mut response = self.send(path, body).await?;
+            let mut bytes = Vec::new();
+            while let Some(piece) = response.chunk().await.map_err(|e| e.to_string())? {
+                bytes.extend_from_slice(&piece);
+                if bytes.len() > LIST_BYTES {
+                    return Err(format!("{path}: an answer of more than {LIST_BYTES} bytes"));
+                }
+            }
+            serde_json::from_slice(&bytes).map_err(|e| format!("{path}: {e}"))
+        };
+        timeout(CALL, answer).await.map_err(|_| late())?
+    }
+
+    async fn send(&self, path: &str, body: &Value) -> Result<reqwest::Response, String> {
+        let url = format!("{}{path}", self.endpoint.trim_end_matches('/'));
+        let request =
+            self.members.peers.http.post(url).header("content-type", "application/json").body(body.to_string());
+        let response = request.send().await.map_err(|e| e.to_string())?;
+        match response.status().is_success() {
+            true => Ok(response),
+            false => Err(format!("{path}: {}", response.status())),
+        }
+    }
+
+    /// Renews the lease, and takes each change of the members.
+    async fn keep(&self) -> Result<(), String> {
+        let revision = self.take_all().await?;
+        let prefix = self.members.settings.prefix();
+        // The last byte is a slash; the one after it ends the range.
+        let end = format!("{}0", prefix.trim_end_matches('/'));
+        let first = revision.parse::<i64>().map_err(|e| e.to_string())? + 1;
+        let range = json!({ "key": encoded(&prefix), "range_end": encoded(&end), "start_revision": first.to_string() });
+        let watch = timeout(CALL, self.send("/v3/watch", &json!({ "create_request": range }))).await;
+        let mut watch = watch.map_err(|_| late())??;
+        let mut renew = interval(RENEW_EVERY);
+        loop {
+            tokio::select! {
+                _ = renew.tick() => {
+                    let kept = self.call("/v3/lease/keepalive", &json!({ "ID": self.lease })).await?;
+                    if kept["result"]["TTL"].as_str().is_none_or(|ttl| ttl == "0") {
+                        return Err("the lease has ended".to_owned());
+                    }
+                }
+                // Whatever it says, the list is read again.
+                event = watch.chunk() => match event.map_err(|e| e.to_string())? {
+                    Some(_) => _ = self.take_all().await?,
+                    None => return Err("the watch has ended".to_owned()),
+                },
+            }
+        }
+    }
+
+    /// Takes all members that are in etcd now. Returns the revision.
+    async fn take_all(&self) -> Result<String, String> {
+        let prefix = self.members.settings.prefix();
+        let end = format!("{}0", prefix.trim_end_matches('/'));
+        let range = json!({ "key": encoded(&prefix), "range_end": encoded(&end) });
+        let answer = self.call("/v3/kv/range", &range).await?;
+        let answer: RangeAnswer = serde_json::from_value(answer).map_err(|e| e.to_string())?;
+        let mut members = Vec::new();
+        for stored in answer.kvs {
+            match member_in(&prefix, &stored) {
+                Some(member) => members.push(member),
+                None => tracing::warn!(key = stored.key, "etcd: not a member as this version knows them"),
+            }
+        }
+        self.members.peers.take_members(MemberSource::Etcd, members);
+        Ok(answer.header.revision)
+    }
+}
+
+/// Returns the member in a key: what others can write there is not trusted to be one.
+fn member_in(prefix: &str, stored: &StoredKey) -> Option<Member> {
+    let key = String::from_utf8(STANDARD.decode(&stored.key).ok()?).ok()?;
+    let member: Member = serde_json::from_slice(&STANDARD.decode(&stored.value).ok()?).ok()?;
+    let is_own_key = key.strip_prefix(prefix)? == member.id.as_str();
+    (is_own_key && member.address.parse::<std::net::SocketAddr>().is_ok()).then_some(member)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_members_under_their_own_name_are_taken() {
+        let stored = |key: &str, value: &str| StoredKey { key: encoded(key), value: encoded(value) };
+        let good = r#"{"id":"a","address":"10.0.0.1:7","role":"cache"}"#;
+        assert_eq!(member_in("/m/", &stored("/m/a", good)).unwrap().address, "10.0.0.1:7");
+        for (key, value) in [
+            ("/m/b", good),
+            ("/other/a", good),
+            ("/m/a", "{}"),
+            ("/m/a", r#"{"id":"a","address":"host/path?x:7"}"#),
+            ("/m/a b", r#"{"id":"a b","address":"10.0.0.1:7"}"#),
+        ] {
+            assert!(member_in("/m/", &stored(key, value)).is_none(), "{key} {value}");
+        }
+    }
+}

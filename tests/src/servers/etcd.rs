@@ -1,0 +1,62 @@
+//! A real etcd server, with one member.
+
+use std::process::{Child, Command};
+
+use tempfile::TempDir;
+
+use super::started::{answers, end, free_port, spawn, wait_until};
+
+/// An etcd that keeps its data while it is killed and started again.
+pub struct Etcd {
+    dir: TempDir,
+    host: String,
+    port: u16,
+    peer_port: u16,
+    child: Option<Child>,
+}
+
+impl Etcd {
+    /// Starts a server that listens on loopback, and on `host`, which may be another address of this network namespace.
+    pub fn start(host: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("forebay-etcd-").tempdir_in("/var/tmp").unwrap();
+        let (port, peer_port) = (free_port(), free_port());
+        let mut server = Self { dir, host: host.to_owned(), port, peer_port, child: None };
+        server.resume();
+        server
+    }
+
+    /// Starts the server again after a kill, with the same port and data.
+    pub fn resume(&mut self) {
+        let (client, peer) = (format!(":{}", self.port), format!("http://127.0.0.1:{}", self.peer_port));
+        let local = format!("http://127.0.0.1{client}");
+        let all =
+            if self.host == "127.0.0.1" { local.clone() } else { format!("{local},http://{}{client}", self.host) };
+        let mut command = Command::new("etcd");
+        command
+            .args(["--name", "one", "--initial-cluster", &format!("one={peer}")])
+            .args(["--listen-client-urls", &all, "--advertise-client-urls", &local])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .arg("--data-dir")
+            .arg(self.dir.path().join("data"));
+        let log = self.dir.path().join("log");
+        self.child = Some(spawn(command, &log));
+        let port = self.port;
+        wait_until("etcd", &log, || answers(port).is_some());
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            end(&mut child);
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
