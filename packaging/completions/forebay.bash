@@ -61,6 +61,9 @@ _forebay() {
             forebay,observe)
                 cmd="forebay__subcmd__observe"
                 ;;
+            forebay,peers)
+                cmd="forebay__subcmd__peers"
+                ;;
             forebay,policy)
                 cmd="forebay__subcmd__policy"
                 ;;
@@ -150,6 +153,9 @@ _forebay() {
                 ;;
             forebay__subcmd__help,observe)
                 cmd="forebay__subcmd__help__subcmd__observe"
+                ;;
+            forebay__subcmd__help,peers)
+                cmd="forebay__subcmd__help__subcmd__peers"
                 ;;
             forebay__subcmd__help,policy)
                 cmd="forebay__subcmd__help__subcmd__policy"
@@ -641,7 +647,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount serve sign-url status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount serve sign-url status stage flush evict release dirty ls du explain peers policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -789,7 +795,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount serve sign-url status stage flush evict release dirty ls du explain policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount serve sign-url status stage flush evict release dirty ls du explain peers policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1125,6 +1131,20 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help__subcmd__observe)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__peers)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -2199,7 +2219,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__mount)
-            opts="-f -o -h --fast --limit --policy --config --foreground --immutable --read-only --throttle --memory --threads --metrics --dry-run --json --help"
+            opts="-f -o -h --fast --limit --policy --config --foreground --immutable --read-only --throttle --memory --threads --metrics --peers --dry-run --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -2234,6 +2254,10 @@ _forebay() {
                     return 0
                     ;;
                 --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --peers)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -2275,6 +2299,20 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__peers)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;
@@ -2853,7 +2891,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --fast --listen --name --limit --policy --immutable --user --access --tls-cert --tls-key --listings --rate --connections --stale-while-revalidate --access-log --access-log-format --metrics --memory --throttle --json --help"
+            opts="-h --fast --listen --name --limit --policy --immutable --user --access --tls-cert --tls-key --listings --rate --connections --stale-while-revalidate --access-log --access-log-format --metrics --peers --memory --throttle --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -2916,6 +2954,10 @@ _forebay() {
                     return 0
                     ;;
                 --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --peers)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

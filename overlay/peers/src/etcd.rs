@@ -69,14 +69,14 @@ pub struct EtcdMembers {
 }
 
 /// A connection to one server, with a lease.
-struct Session<'a> {
+struct LeaseSession<'a> {
     members: &'a EtcdMembers,
     endpoint: &'a str,
     lease: String,
 }
 
 #[derive(Deserialize)]
-struct RangeAnswer {
+struct StoredMembers {
     header: RevisionHeader,
     #[serde(default)]
     kvs: Vec<StoredKey>,
@@ -104,7 +104,7 @@ impl EtcdMembers {
         let mut is_told = false;
         for endpoint in self.settings.endpoints.iter().cycle() {
             let session = async {
-                let session = timeout(CALL, Session::begin(&self, endpoint)).await.map_err(|_| late())??;
+                let session = timeout(CALL, LeaseSession::begin(&self, endpoint)).await.map_err(|_| late())??;
                 tracing::info!(endpoint, "this node is a member in etcd");
                 let ended = stop.run_until_cancelled(session.keep()).await;
                 if ended.is_none() {
@@ -140,7 +140,7 @@ fn encoded(text: &str) -> String {
     STANDARD.encode(text)
 }
 
-impl<'a> Session<'a> {
+impl<'a> LeaseSession<'a> {
     async fn begin(members: &'a EtcdMembers, endpoint: &'a str) -> Result<Self, String> {
         let mut session = Self { members, endpoint, lease: String::new() };
         let granted = session.call("/v3/lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() })).await?;
@@ -212,7 +212,7 @@ impl<'a> Session<'a> {
         let end = format!("{}0", prefix.trim_end_matches('/'));
         let range = json!({ "key": encoded(&prefix), "range_end": encoded(&end) });
         let answer = self.call("/v3/kv/range", &range).await?;
-        let answer: RangeAnswer = serde_json::from_value(answer).map_err(|e| e.to_string())?;
+        let answer: StoredMembers = serde_json::from_value(answer).map_err(|e| e.to_string())?;
         let mut members = Vec::new();
         for stored in answer.kvs {
             match member_in(&prefix, &stored) {

@@ -1,7 +1,6 @@
 //! What a node knows of the others, and its counters.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +18,8 @@ use parking_lot::Mutex;
 
 use crate::settings::PeerSettings;
 
-/// Files whose owners are remembered.
-const OWNERS_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Ranges of files whose owners are remembered, some 40 bytes for each: those of 64 TiB.
+const RANGES_REMEMBERED: usize = 1 << 20;
 /// Files by which the share of each member is estimated.
 const SHARE_SAMPLES: u32 = 4096;
 /// How long the connection to a node may take. A node in one network answers within milliseconds.
@@ -57,8 +56,10 @@ pub(crate) struct PeersState {
     pub pass_overs: PassOvers,
     pub patience: PeerPatience,
     pub lender: Lender,
-    /// By file, number of its ranges, and fingerprint of the members.
+    /// Of files with several ranges, by file, number of its ranges, and fingerprint of the members.
     owners: LruCache<(FileKey, u64, u64), Arc<FileOwners>>,
+    /// The sum of the ranges of `owners`.
+    owned_ranges: usize,
     traffic: HashMap<NodeId, PeerTraffic>,
     /// Members changed, or one failed, a short while ago.
     unsettled_until: Moment,
@@ -99,7 +100,8 @@ impl Peers {
             pass_overs: PassOvers::default(),
             patience: PeerPatience::default(),
             lender: Lender::new(settings.own.id.clone()),
-            owners: LruCache::new(OWNERS_REMEMBERED),
+            owners: LruCache::unbounded(),
+            owned_ranges: 0,
             traffic: HashMap::new(),
             unsettled_until: UNSETTLED,
         };
@@ -150,6 +152,7 @@ impl Peers {
         self.cluster.store(Arc::new(ClusterView { this: before.this.clone(), settings, roster: roster.clone() }));
         let mut state = self.state.lock();
         state.owners.clear();
+        state.owned_ranges = 0;
         if changed {
             state.unsettled_until = self.now() + UNSETTLED;
             state.suspicions.retain(|id| roster.get(id).is_some());
@@ -175,7 +178,7 @@ impl Peers {
         let owners = known.unwrap_or_else(|| {
             let eligible = cluster.settings.placing.eligible(&cluster.roster);
             let owners = Arc::new(FileOwners::of(&cluster.roster, eligible, file, ranges));
-            self.state.lock().owners.put(wanted, owners.clone());
+            self.state.lock().remember(wanted, &owners);
             owners
         });
         let key = RangeKey { file, index: range_of(offset) };
@@ -275,6 +278,21 @@ impl Peers {
 }
 
 impl PeersState {
+    fn remember(&mut self, file: (FileKey, u64, u64), owners: &Arc<FileOwners>) {
+        // The owners of a single range are found as fast as they are remembered.
+        let dealt = owners.most_owned().map_or(0, |_| file.1 as usize);
+        if dealt == 0 || dealt > RANGES_REMEMBERED || self.owners.contains(&file) {
+            return;
+        }
+        self.owners.put(file, owners.clone());
+        self.owned_ranges += dealt;
+        while self.owned_ranges > RANGES_REMEMBERED
+            && let Some(((_, ranges, _), _)) = self.owners.pop_lru()
+        {
+            self.owned_ranges -= ranges as usize;
+        }
+    }
+
     /// Returns the traffic of a member. Others are counted together under the name of this node: their number has no bound.
     fn of_member(&mut self, id: &NodeId, peers: &Peers) -> &mut PeerTraffic {
         let cluster = peers.cluster.load();

@@ -71,12 +71,12 @@ struct Source<'a> {
     rest: Bytes,
     /// `None`: no call to the pool is timed.
     under_way: Option<TimedRequest<'a>>,
-    origin: Origin,
+    kind: BytesFrom,
 }
 
 /// Where the bytes of a source come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum BytesFrom {
     Pool,
     /// What does not come from a peer is requested from the pool.
     Peer,
@@ -120,7 +120,7 @@ impl Inner {
     /// The same with bytes that have already arrived.
     pub(super) async fn answer_with(self: &Arc<Self>, node: &Arc<Node>, mut request: FetchRequest, content: Bytes) {
         let stream = stream::once(future::ready(Ok(content))).boxed();
-        let mut source = Source { stream, rest: Bytes::new(), under_way: None, origin: Origin::Pool };
+        let mut source = Source { stream, rest: Bytes::new(), under_way: None, kind: BytesFrom::Pool };
         let Err(error) = self.pour(node, &mut request, &mut source, None).await else { return };
         self.fail(node, request, error);
     }
@@ -146,7 +146,7 @@ impl Inner {
         let under_way = Some(self.pace.begin(range.end - range.start, streams, Instant::now()));
         let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
-        let mut source = Source { stream, rest: Bytes::new(), under_way, origin: Origin::Pool };
+        let mut source = Source { stream, rest: Bytes::new(), under_way, kind: BytesFrom::Pool };
         self.pour(node, request, &mut source, space).await
     }
 
@@ -161,7 +161,7 @@ impl Inner {
             // The chunk that arrives, and the part of the next one that came with it.
             let units = (2 * CHUNK_BYTES).div_ceil(MEMORY_UNIT_BYTES) as u32;
             let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
-            let mut source = Source { stream, rest: Bytes::new(), under_way: None, origin: Origin::Peer };
+            let mut source = Source { stream, rest: Bytes::new(), under_way: None, kind: BytesFrom::Peer };
             self.pour(node, request, &mut source, None).await?;
             if request.chunks.len() == before {
                 return Ok(());
@@ -186,10 +186,10 @@ impl Inner {
                 None => self.reserve_for_fetch(node, length).await?,
             };
             let data = source.next(length as usize).await;
-            if source.origin == Origin::Peer && !data.as_ref().is_ok_and(|data| data.len() as u64 == length) {
+            if source.kind == BytesFrom::Peer && !data.as_ref().is_ok_and(|data| data.len() as u64 == length) {
                 return Ok(());
             }
-            if source.origin == Origin::Pool {
+            if source.kind == BytesFrom::Pool {
                 self.health.note(&data);
             }
             let data = data.map_err(|e| e.context(&request.path))?;
@@ -198,7 +198,7 @@ impl Inner {
                 let why = format!("{}: {came} of {length} bytes at {at}", request.path);
                 return Err(Error::new(ErrorKind::Stale, Side::Pool, why));
             }
-            self.keep(node, request, chunk, data, source.origin).await?;
+            self.keep(node, request, chunk, data, source.kind).await?;
             if let Some(chunk) = request.chunks.pop_front() {
                 node.state.lock().flights.remove(&chunk.index);
                 chunk.waiting.send_replace(Some(Ok(())));
@@ -214,12 +214,12 @@ impl Inner {
         request: &FetchRequest,
         chunk: &Chunk,
         data: Bytes,
-        origin: Origin,
+        kind: BytesFrom,
     ) -> Result<()> {
         self.counters.fetches.fetch_add(1, Ordering::Relaxed);
-        let bytes = match origin {
-            Origin::Pool => &self.counters.pool_read_bytes,
-            Origin::Peer => &self.counters.peer_read_bytes,
+        let bytes = match kind {
+            BytesFrom::Pool => &self.counters.pool_read_bytes,
+            BytesFrom::Peer => &self.counters.peer_read_bytes,
         };
         bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
         let Some((content, id)) = self.content_for_fetch(node, &request.version)? else {
