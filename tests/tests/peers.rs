@@ -270,8 +270,10 @@ fn reads_go_on_without_nodes_and_without_etcd_and_across_pulled_cables() {
     println!("etcd comes back: the killed node is no member any more");
     etcd.resume();
     wait_until("the others are members", || mounts[..3].iter().all(|mount| members(mount) == NODES - 1));
+    assert_eq!(etcd.keys(), NODES - 1);
     mounts[4].umount();
-    wait_until("who unmounts leaves at once", || members(&mounts[0]) == NODES - 2);
+    assert_eq!(etcd.keys(), NODES - 2, "who unmounts leaves at once");
+    wait_until("the others know it", || members(&mounts[0]) == NODES - 2);
     read_everywhere(&nodes[..3]);
 }
 

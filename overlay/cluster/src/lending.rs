@@ -166,6 +166,13 @@ impl Lender {
         }
     }
 
+    /// Forgets holders that left.
+    pub fn retain(&mut self, is_member: impl Fn(&NodeId) -> bool) {
+        for lent in self.ranges.values_mut() {
+            lent.holders.retain(|id| is_member(id));
+        }
+    }
+
     /// Returns the number of gives that are under way.
     pub fn active(&self) -> u32 {
         self.active

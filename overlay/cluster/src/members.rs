@@ -1,6 +1,6 @@
 //! Who belongs to the cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -55,8 +55,8 @@ impl MemberList {
 
     /// Takes what a source says now for all that it says. Returns whether this changed the list.
     pub fn replace(&mut self, source: MemberSource, members: Vec<Member>) -> bool {
-        let stays = |id: &NodeId| members.iter().any(|member| member.id == *id);
-        let gone: Vec<NodeId> = self.known.keys().filter(|id| !stays(id)).cloned().collect();
+        let staying: HashSet<&NodeId> = members.iter().map(|member| &member.id).collect();
+        let gone: Vec<NodeId> = self.known.keys().filter(|id| !staying.contains(id)).cloned().collect();
         let mut changed = false;
         for id in gone {
             changed |= self.leave(source, &id);

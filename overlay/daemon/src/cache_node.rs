@@ -198,7 +198,10 @@ async fn serve(
         _ = async { while listeners.join_next().await.is_some() {} } => {}
         () = async { while signals.asks_to_reload().await {} } => {}
     }
-    drop((clients, numbers, peers));
+    drop((clients, numbers));
+    if let Some(peers) = peers {
+        peers.leave().await;
+    }
     jobs.shutdown().await.map_err(Failure::from)
 }
 

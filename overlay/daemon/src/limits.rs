@@ -72,6 +72,8 @@ pub const LIMIT_BYTES: u64 = forebay_cache::CHUNK_BYTES;
 /// A fast pool with less room than this cannot even hold its catalog.
 pub const FAST_FREE_BYTES: u64 = 16 << 20;
 /// Connections of other nodes at the same time; further ones wait.
-pub const PEER_CONNECTIONS: usize = 4096;
+pub const PEER_CONNECTIONS: usize = 16_384;
+/// How long a node that ends waits for etcd to forget it.
+pub const LEAVE: Duration = Duration::from_secs(2);
 /// How often the peers file is looked at for changes.
 pub const PEERS_FILE: Duration = Duration::from_secs(2);

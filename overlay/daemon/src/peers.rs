@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use forebay_engine::Overlay;
 use forebay_peers::{EtcdMembers, PeerClient, PeerDoor, PeerSettings, Peers};
 use forebay_serve::{Listener, ListenerLimits};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::config::MountConfig;
@@ -18,7 +19,20 @@ use super::{Failure, FailureKind, limits};
 /// This node among its peers, until it is dropped.
 pub struct PeerServer {
     pub peers: Arc<Peers>,
-    _ends: DropGuard,
+    ends: DropGuard,
+    in_etcd: Option<JoinHandle<()>>,
+}
+
+impl PeerServer {
+    /// Leaves the cluster.
+    pub async fn leave(self) {
+        drop(self.ends);
+        if let Some(in_etcd) = self.in_etcd
+            && tokio::time::timeout(limits::LEAVE, in_etcd).await.is_err()
+        {
+            tracing::warn!("etcd does not answer: the other nodes know this one until its lease ends");
+        }
+    }
 }
 
 /// Reads the peers file of a mount; `None` if it has none.
@@ -69,11 +83,9 @@ pub fn start(
     let stop = CancellationToken::new();
     let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
     tokio::spawn(serve(address, socket, door, stop.clone()));
-    if let Some(etcd) = etcd {
-        tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone()));
-    }
+    let in_etcd = etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone())));
     tokio::spawn(follow(file, peers.clone(), stop.clone()));
-    Ok(Some(PeerServer { peers, _ends: stop.drop_guard() }))
+    Ok(Some(PeerServer { peers, ends: stop.drop_guard(), in_etcd }))
 }
 
 async fn serve(address: SocketAddr, mut socket: Option<TcpListener>, door: Arc<PeerDoor>, stop: CancellationToken) {

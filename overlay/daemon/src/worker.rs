@@ -122,7 +122,10 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
     StartOutcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
-    drop((clients, numbers, peers));
+    drop((clients, numbers));
+    if let Some(peers) = peers {
+        peers.leave().await;
+    }
     finish(runtime, state, &overlay, &jobs).await
 }
 

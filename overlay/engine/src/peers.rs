@@ -57,7 +57,7 @@ impl Overlay {
     /// another version or none. Returns `None` if the file has another version, or changes that the pool does not have.
     ///
     /// # Errors
-    /// `NotFound`, and errors of the pool.
+    /// `NotFound`; `Timeout` if the pool does not say which version it has; other errors of the pool.
     pub async fn lend(
         &self,
         path: &PoolPath,
@@ -79,13 +79,19 @@ impl Overlay {
         if !asks || is_dirty {
             return Ok(None);
         }
-        match inner.revalidate(ino, Age::Since(Instant::now())).await {
+        let since = Instant::now();
+        match inner.revalidate(ino, Age::Since(since)).await {
             // Another object has the name by now.
             Err(e) if e.is(ErrorKind::Stale) => {}
             other => other?,
         }
         let ino = self.resolve(path).await?;
-        Ok(inner.loan_of(self, ino, &is_wanted))
+        let loan = inner.loan_of(self, ino, &is_wanted);
+        let is_confirmed = inner.node(ino)?.state.lock().validated.is_some_and(|at| at >= since);
+        match loan {
+            None if !is_confirmed => Err(Error::new(ErrorKind::Timeout, Side::Pool, "the version is not confirmed")),
+            loan => Ok(loan),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +20,9 @@ use crate::wire::{
     FrameReader, HOLDERS, PASSED_OVER, PeerFrame, PeerRequest, RETRY_AFTER_MS, nodes_in, reason_in, target,
 };
 
+/// The longest time until the first bytes of an owner that reads the pool, and says that it does. After it, the next owner is
+/// asked, or the pool: the owner's own devices may hang.
+const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(60);
 /// When a node that has become busy while it read the pool is asked again.
 const BUSY_AGAIN: Duration = Duration::from_millis(50);
 /// The longest pause that a busy node may ask for.
@@ -43,6 +47,7 @@ struct Incoming {
     left: Range<u64>,
     /// The longest pause between bytes.
     pause: Duration,
+    has_begun: bool,
     _in_use: Option<RangeInUse>,
 }
 
@@ -62,6 +67,9 @@ impl Peers {
         let unsettled = self.is_unsettled();
         let mut asking = Asking::begin(self.now(), this, owners.key, roster, &owners.ranked, unsettled, false);
         let in_use = self.from_others.begin(file, wish.range.clone());
+        if self.for_others.overlaps(file, &wish.range) {
+            return None;
+        }
         loop {
             let step = {
                 let state = &mut *self.state.lock();
@@ -78,10 +86,13 @@ impl Peers {
             for (enquiry, answer) in self.ask(&mut asking, enquiry, &owners, &wish).await {
                 match answer {
                     Ok((incoming, first)) => {
-                        self.state.lock().suspicions.answered(&enquiry.peer);
                         return Some(Incoming { _in_use: Some(in_use), ..incoming }.into_stream(first));
                     }
-                    Err(answer) => {
+                    Err(mut answer) => {
+                        if let PeerAnswer::Busy { holders, .. } = &mut answer {
+                            // Holders may have left since.
+                            holders.retain(|id| roster.get(id).is_some());
+                        }
                         match &answer {
                             PeerAnswer::Busy { .. } => self.note_passed_over(&enquiry.peer, PassOver::Busy),
                             PeerAnswer::Not(why) => self.note_passed_over(&enquiry.peer, *why),
@@ -110,24 +121,31 @@ impl Peers {
         owners: &RangeOwners,
         wish: &PeerWish,
     ) -> Vec<(Enquiry, Result<(Incoming, Bytes), PeerAnswer>)> {
-        let mut first = self.ask_one(enquiry.clone(), owners, wish).boxed();
+        let head_came = AtomicBool::new(false);
+        let mut first = self.ask_one(enquiry.clone(), owners, wish, &head_came).boxed();
         tokio::select! {
             answer = &mut first => return vec![(enquiry, answer)],
             () = sleep(enquiry.hedge_at.saturating_sub(self.now())) => {}
+        }
+        if head_came.load(Ordering::Relaxed) {
+            // It waits for the pool.
+            return vec![(enquiry, first.await)];
         }
         let second = {
             let state = &*self.state.lock();
             asking.hedge(self.now(), &enquiry.peer, &state.patience, &state.suspicions)
         };
         let Some(second) = second else { return vec![(enquiry, first.await)] };
-        let mut other = self.ask_one(second.clone(), owners, wish).boxed();
+        let ignored = AtomicBool::new(false);
+        let mut other = self.ask_one(second.clone(), owners, wish, &ignored).boxed();
         tokio::select! {
             answer = &mut first => match answer {
                 Ok(_) => vec![(enquiry, answer)],
                 Err(_) => vec![(enquiry, answer), (second, other.await)],
             },
             answer = &mut other => match answer {
-                Ok(_) => vec![(second, answer)],
+                Ok(_) if head_came.load(Ordering::Relaxed) => vec![(second, answer)],
+                Ok(_) => vec![(enquiry, Err(PeerAnswer::Not(PassOver::Slow))), (second, answer)],
                 Err(_) => vec![(second, answer), (enquiry, first.await)],
             },
         }
@@ -139,6 +157,7 @@ impl Peers {
         enquiry: Enquiry,
         owners: &RangeOwners,
         wish: &PeerWish,
+        head_came: &AtomicBool,
     ) -> Result<(Incoming, Bytes), PeerAnswer> {
         let cluster = &owners.cluster;
         let Some(member) = cluster.roster.get(&enquiry.peer) else { return Err(PeerAnswer::Not(PassOver::Gone)) };
@@ -149,7 +168,7 @@ impl Peers {
             range: wish.range.clone(),
             purpose: enquiry.purpose,
             passed: enquiry.passed.iter().cloned().collect(),
-            members: cluster.roster.fingerprint(),
+            members: cluster.fingerprint,
         };
         let mut request = self.http.get(url).bearer_auth(&cluster.settings.token);
         for (name, value) in asked.headers() {
@@ -158,7 +177,10 @@ impl Peers {
         let began = self.now();
         let pause = enquiry.give_up_at.saturating_sub(began);
         let response = match timeout(pause, request.send()).await {
-            Err(_) => return Err(PeerAnswer::Not(PassOver::Slow)),
+            Err(_) => {
+                self.state.lock().patience.took(pause);
+                return Err(PeerAnswer::Not(PassOver::Slow));
+            }
             Ok(Err(error)) => {
                 tracing::debug!(peer = %enquiry.peer, "a peer is passed over: {error}");
                 let why = if error.is_timeout() && !error.is_connect() { PassOver::Slow } else { PassOver::Gone };
@@ -167,6 +189,7 @@ impl Peers {
             Ok(Ok(response)) => response,
         };
         self.state.lock().patience.took(self.now().saturating_sub(began));
+        head_came.store(true, Ordering::Relaxed);
         if response.status() != StatusCode::PARTIAL_CONTENT {
             return Err(refusal(&enquiry.peer, &response));
         }
@@ -177,9 +200,10 @@ impl Peers {
             frames: FrameReader::default(),
             left: wish.range.clone(),
             pause,
+            has_begun: false,
             _in_use: None,
         };
-        match incoming.next().await {
+        match timeout(FIRST_BYTES_WITHIN, incoming.next()).await.unwrap_or(Err(PassOver::Slow)) {
             Ok(first) => Ok((incoming, first)),
             Err(PassOver::Busy) => Err(PeerAnswer::Busy { holders: Default::default(), retry_after: BUSY_AGAIN }),
             Err(why) => Err(PeerAnswer::Not(why)),
@@ -217,10 +241,16 @@ impl Incoming {
             match self.frames.next(due)? {
                 Some(PeerFrame::Chunk(bytes)) => {
                     self.left.start += bytes.len() as u64;
+                    self.has_begun = true;
+                    if self.left.is_empty() {
+                        self.peers.state.lock().suspicions.answered(&self.from);
+                    }
                     self.peers.note_read(&self.from, bytes.len() as u64);
                     return Ok(bytes);
                 }
                 Some(PeerFrame::Refused(why)) => return Err(why),
+                // Who gives does not wait for the pool.
+                Some(PeerFrame::Waiting) if self.has_begun => return Err(PassOver::Damaged),
                 Some(PeerFrame::Waiting) => continue,
                 None => {}
             }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_backends::ErrorKind;
+use forebay_backends::{Error, ErrorKind, PoolPath};
 use forebay_cluster::{
-    FileKey, HeldRange, Lend, LocalFacts, NodeId, PassOver, PeerAnswer, PeerAsk, Purpose, RangeKey, owners_of,
+    FileKey, HeldRange, Lend, LocalFacts, NodeId, PassOver, PeerAnswer, PeerAsk, RangeKey, owners_of,
 };
 use forebay_engine::{Holding, Loan, Overlay};
 use forebay_serve::{Door, HttpClient, ReplyBody, RequestContent};
@@ -36,6 +36,8 @@ pub struct PeerDoor {
 /// One request, and what this node knows of it.
 struct LendTask {
     peers: Arc<Peers>,
+    overlay: Overlay,
+    path: PoolPath,
     request: PeerRequest,
     owners: RangeOwners,
     ask: PeerAsk,
@@ -72,13 +74,10 @@ impl PeerDoor {
         self.peers.note_members(&asked.from, asked.members);
         let file = self.peers.file_key(&path);
         let owners = self.peers.owners(file, &asked.version, asked.range.start);
-        let owns =
-            owners_of(&owners.ranked).iter().any(|seat| owners.cluster.roster.member(*seat).id == owners.cluster.this);
-        let asks = owns && asked.purpose == Purpose::Fetch;
         let is_wanted = |ours: &_| wire::is_same_version(ours, &asked.version);
-        let loan = match self.overlay.lend(&path, is_wanted, asks).await {
+        // What needs no question to the pool is answered at once.
+        let loan = match self.overlay.lend(&path, is_wanted, false).await {
             Ok(loan) => loan,
-            Err(e) if e.is(ErrorKind::NotFound) => None,
             Err(e) => {
                 tracing::debug!(%path, "nothing is given to {}: {e}", asked.from);
                 return refused(PassOver::NotResident);
@@ -93,8 +92,8 @@ impl PeerDoor {
             purpose: asked.purpose,
             passed: asked.passed.iter().cloned().collect(),
         };
-        let task = LendTask { peers: self.peers.clone(), request: asked, owners, ask, loan };
-        task.begin(file)
+        let (peers, overlay) = (self.peers.clone(), self.overlay.clone());
+        LendTask { peers, overlay, path, request: asked, owners, ask, loan }.begin(file)
     }
 }
 
@@ -109,18 +108,14 @@ impl Door for PeerDoor {
 
 impl LendTask {
     fn held(&self, file: FileKey) -> HeldRange {
-        let Some(loan) = &self.loan else {
-            // Whoever may not ask the pool does not know whether it has another version.
-            return if self.request.purpose == Purpose::Fetch { HeldRange::OtherVersion } else { HeldRange::Absent };
-        };
+        // Whether the pool has the version is not known yet.
+        let Some(loan) = &self.loan else { return HeldRange::Absent };
         match loan.holding(&self.request.range) {
             Ok(Some(Holding::Resident)) => HeldRange::Resident,
-            Ok(Some(Holding::UnderWay)) if self.peers.from_others.overlaps(file, &self.request.range) => {
-                HeldRange::FromPeer
-            }
+            Ok(None) => HeldRange::OtherVersion,
+            _ if self.peers.from_others.overlaps(file, &self.request.range) => HeldRange::FromPeer,
             Ok(Some(Holding::UnderWay)) => HeldRange::FromPool,
             Ok(Some(Holding::Absent)) | Err(_) => HeldRange::Absent,
-            Ok(None) => HeldRange::OtherVersion,
         }
     }
 
@@ -156,23 +151,8 @@ impl LendTask {
         response
     }
 
-    async fn fetch_and_give(self, file: FileKey, frames: &Frames) {
-        let Some(loan) = &self.loan else { return };
-        let fetched = {
-            let _for_others = self.peers.for_others.begin(file, self.request.range.clone());
-            let mut fetch = std::pin::pin!(loan.fetch(self.request.range.clone()));
-            loop {
-                tokio::select! {
-                    fetched = &mut fetch => break fetched,
-                    () = tokio::time::sleep(WAITING_EVERY) => {
-                        if frames.send(Ok(waiting_frame())).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-            }
-        };
-        let why = match fetched {
+    async fn fetch_and_give(mut self, file: FileKey, frames: &Frames) {
+        let why = match self.fetch(file, frames).await {
             Ok(()) => match self.decide(file) {
                 Lend::Give => return self.give(frames).await,
                 Lend::Answer(PeerAnswer::Busy { .. }) => PassOver::Busy,
@@ -180,13 +160,27 @@ impl LendTask {
                 // It was evicted at once.
                 _ => PassOver::NoRoom,
             },
-            Err(e) => match e.kind() {
-                ErrorKind::NoSpace => PassOver::NoRoom,
-                ErrorKind::Stale | ErrorKind::NotFound => PassOver::RefusedVersion,
-                _ => PassOver::NotResident,
-            },
+            Err(why) => why,
         };
         let _ = frames.send(Ok(refusing_frame(why))).await;
+    }
+
+    /// Makes the range resident, from the pool. Goes on if the reader leaves: others will want it, too.
+    async fn fetch(&mut self, file: FileKey, frames: &Frames) -> Result<(), PassOver> {
+        let refusal = |e: Error| match e.kind() {
+            ErrorKind::NoSpace => PassOver::NoRoom,
+            ErrorKind::Stale | ErrorKind::NotFound => PassOver::RefusedVersion,
+            _ => PassOver::NotResident,
+        };
+        let _for_others = self.peers.for_others.begin(file, self.request.range.clone());
+        if self.loan.is_none() {
+            let version = &self.request.version;
+            let is_wanted = |ours: &_| wire::is_same_version(ours, version);
+            let asked = self.overlay.lend(&self.path, is_wanted, true);
+            self.loan = while_waiting(frames, asked).await.map_err(refusal)?;
+        }
+        let loan = self.loan.as_ref().ok_or(PassOver::RefusedVersion)?;
+        while_waiting(frames, loan.fetch(self.request.range.clone())).await.map_err(refusal)
     }
 
     /// Gives what is resident. The lender has counted it.
@@ -225,6 +219,20 @@ impl Drop for GiveEnds<'_> {
     fn drop(&mut self) {
         let LendTask { peers, request, ask, .. } = self.task;
         peers.state.lock().lender.ended(ask.key, &request.from, self.began.elapsed(), self.success);
+    }
+}
+
+/// Tells the reader now and then that this node waits for the pool.
+async fn while_waiting<T>(frames: &Frames, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            // A reader that takes nothing, or has left, need not hear it.
+            () = tokio::time::sleep(WAITING_EVERY) => {
+                let _ = frames.try_send(Ok(waiting_frame()));
+            }
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! Members in etcd: each node keeps a key with a lease, and watches those of the others. By the JSON gateway of etcd 3.4 and
 //! later: its own client needs a compiler for protocol buffers on the machine that builds.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use forebay_cluster::{Member, MemberSource};
+use futures::FutureExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{interval, sleep, timeout};
@@ -22,6 +24,10 @@ const RENEW_EVERY: Duration = Duration::from_secs(3);
 const CALL: Duration = Duration::from_secs(3);
 /// The pause before the next server is asked.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long events are collected before the list is read again.
+const EVENTS_TOGETHER: Duration = Duration::from_millis(300);
+/// What the server says when it ends a watch.
+const CANCELED: &[u8] = b"\"canceled\":true";
 /// The most bytes of a list of members.
 const LIST_BYTES: usize = 16 << 20;
 
@@ -103,28 +109,27 @@ impl EtcdMembers {
     pub async fn follow(self, stop: CancellationToken) {
         let mut is_told = false;
         for endpoint in self.settings.endpoints.iter().cycle() {
-            let session = async {
-                let session = timeout(CALL, LeaseSession::begin(&self, endpoint)).await.map_err(|_| late())??;
-                tracing::info!(endpoint, "this node is a member in etcd");
-                let ended = stop.run_until_cancelled(session.keep()).await;
-                if ended.is_none() {
-                    let _ = timeout(CALL, session.call("/v3/lease/revoke", &json!({ "ID": session.lease }))).await;
-                }
-                ended.unwrap_or(Ok(()))
-            };
-            let ended = stop.run_until_cancelled(session).await;
-            if stop.is_cancelled() {
-                return;
-            }
-            if let Some(Err(why)) = ended {
-                match is_told {
-                    true => tracing::debug!(endpoint, "etcd: {why}"),
-                    false => {
-                        tracing::warn!(endpoint, "etcd: {why}; the members stay as they are, and it is asked again")
+            let begun = timeout(CALL, LeaseSession::begin(&self, endpoint));
+            let Some(begun) = stop.run_until_cancelled(begun).await else { return };
+            let why = match begun.map_err(|_| late()).and_then(|begun| begun) {
+                Ok(session) => {
+                    tracing::info!(endpoint, "this node is a member in etcd");
+                    is_told = false;
+                    match stop.run_until_cancelled(session.keep()).await {
+                        Some(why) => why,
+                        None => {
+                            let _ = session.call("/v3/lease/revoke", &json!({ "ID": session.lease })).await;
+                            return;
+                        }
                     }
                 }
-                is_told = true;
+                Err(why) => why,
+            };
+            match is_told {
+                true => tracing::debug!(endpoint, "etcd: {why}"),
+                false => tracing::warn!(endpoint, "etcd: {why}; the members stay as they are, and it is asked again"),
             }
+            is_told = true;
             if stop.run_until_cancelled(sleep(PAUSE)).await.is_none() {
                 return;
             }
@@ -178,8 +183,15 @@ impl<'a> LeaseSession<'a> {
         }
     }
 
-    /// Renews the lease, and takes each change of the members.
-    async fn keep(&self) -> Result<(), String> {
+    /// Renews the lease, and takes each change of the members. Returns why that ended.
+    async fn keep(&self) -> String {
+        match self.renew_and_watch().await {
+            Ok(never) => match never {},
+            Err(why) => why,
+        }
+    }
+
+    async fn renew_and_watch(&self) -> Result<Infallible, String> {
         let revision = self.take_all().await?;
         let prefix = self.members.settings.prefix();
         // The last byte is a slash; the one after it ends the range.
@@ -197,11 +209,16 @@ impl<'a> LeaseSession<'a> {
                         return Err("the lease has ended".to_owned());
                     }
                 }
-                // Whatever it says, the list is read again.
-                event = watch.chunk() => match event.map_err(|e| e.to_string())? {
-                    Some(_) => _ = self.take_all().await?,
-                    None => return Err("the watch has ended".to_owned()),
-                },
+                // Whatever it says, the list is read again: once for all events that come together.
+                event = watch.chunk() => {
+                    let event = event.map_err(|e| e.to_string())?;
+                    if event.is_none_or(|event| event.windows(CANCELED.len()).any(|text| text == CANCELED)) {
+                        return Err("the watch has ended".to_owned());
+                    }
+                    sleep(EVENTS_TOGETHER).await;
+                    while let Some(Ok(Some(_))) = watch.chunk().now_or_never() {}
+                    self.take_all().await?;
+                }
             }
         }
     }

@@ -23,7 +23,11 @@ const RANGES_REMEMBERED: usize = 1 << 20;
 /// Files by which the share of each member is estimated.
 const SHARE_SAMPLES: u32 = 4096;
 /// How long the connection to a node may take. A node in one network answers within milliseconds.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+const CONNECT_WITHIN: Duration = Duration::from_millis(500);
+/// Less than the time after which the door ends an idle connection.
+const IDLE: Duration = Duration::from_secs(10);
+/// Idle connections to one node: as many as one reader has requests at once.
+const IDLE_CONNECTIONS: usize = 16;
 
 /// The cluster as one node sees it. The client and the door share it.
 pub struct Peers {
@@ -48,6 +52,22 @@ pub(crate) struct ClusterView {
     pub this: NodeId,
     pub settings: PeerSettings,
     pub roster: Roster,
+    /// Two nodes with the same one agree on all owners.
+    pub fingerprint: u64,
+}
+
+impl ClusterView {
+    fn new(this: NodeId, settings: PeerSettings, roster: Roster) -> Self {
+        let placing = serde_json::to_vec(&settings.placing).unwrap_or_default();
+        let fingerprint = roster.fingerprint() ^ u64::from(crc32c::crc32c(&placing));
+        if settings.placing.asks(&this) && settings.placing.eligible(&roster).is_empty() {
+            tracing::warn!(
+                placement = settings.placing.placement.as_str(),
+                "no member may own content: all comes from the pool"
+            );
+        }
+        Self { this, settings, roster, fingerprint }
+    }
 }
 
 /// What changes with each request.
@@ -92,6 +112,8 @@ impl Peers {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_WITHIN)
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_only()
             .build()
             .map_err(|e| e.to_string())?;
@@ -107,7 +129,7 @@ impl Peers {
         };
         let mut members = MemberList::default();
         members.replace(MemberSource::Static, settings.members.clone());
-        let view = ClusterView { this: settings.own.id.clone(), settings, roster: members.roster() };
+        let view = ClusterView::new(settings.own.id.clone(), settings, members.roster());
         Ok(Arc::new(Self {
             pool,
             cluster: ArcSwap::from_pointee(view),
@@ -149,7 +171,7 @@ impl Peers {
         let before = self.cluster.load_full();
         let roster = members.roster();
         let changed = roster.fingerprint() != before.roster.fingerprint();
-        self.cluster.store(Arc::new(ClusterView { this: before.this.clone(), settings, roster: roster.clone() }));
+        self.cluster.store(Arc::new(ClusterView::new(before.this.clone(), settings, roster.clone())));
         let mut state = self.state.lock();
         state.owners.clear();
         state.owned_ranges = 0;
@@ -157,6 +179,7 @@ impl Peers {
             state.unsettled_until = self.now() + UNSETTLED;
             state.suspicions.retain(|id| roster.get(id).is_some());
             state.traffic.retain(|id, _| roster.get(id).is_some());
+            state.lender.retain(|id| roster.get(id).is_some());
             tracing::info!(members = roster.len(), "the members have changed");
         }
     }
@@ -173,7 +196,7 @@ impl Peers {
     pub(crate) fn owners(&self, file: FileKey, version: &Version, offset: u64) -> RangeOwners {
         let cluster = self.cluster.load_full();
         let ranges = ranges_of(version.size());
-        let wanted = (file, ranges, cluster.roster.fingerprint());
+        let wanted = (file, ranges, cluster.fingerprint);
         let known = self.state.lock().owners.get(&wanted).cloned();
         let owners = known.unwrap_or_else(|| {
             let eligible = cluster.settings.placing.eligible(&cluster.roster);
@@ -187,9 +210,7 @@ impl Peers {
     }
 
     pub(crate) fn is_unsettled(&self) -> bool {
-        let now = self.now();
-        let state = self.state.lock();
-        now < state.unsettled_until || !state.suspicions.trusts_all()
+        self.now() < self.state.lock().unsettled_until
     }
 
     pub(crate) fn note_read(&self, from: &NodeId, bytes: u64) {
@@ -203,7 +224,12 @@ impl Peers {
     }
 
     pub(crate) fn note_passed_over(&self, peer: &NodeId, why: PassOver) {
+        let now = self.now();
         let mut state = self.state.lock();
+        let failed = matches!(why, PassOver::Gone | PassOver::Slow | PassOver::Damaged);
+        if failed && !state.suspicions.is_suspected(peer) {
+            state.unsettled_until = now + UNSETTLED;
+        }
         let traffic = state.traffic.entry(peer.clone()).or_default();
         traffic.passed_over.count(why);
         traffic.last = Some(why);
@@ -223,7 +249,7 @@ impl Peers {
         let of_sources: HashMap<NodeId, Vec<MemberSource>> =
             self.members.lock().iter().map(|(member, sources)| (member.id.clone(), sources)).collect();
         let state = self.state.lock();
-        let own = cluster.roster.fingerprint();
+        let own = cluster.fingerprint;
         let member = |(seat, member): (usize, &Member)| {
             let traffic = state.traffic.get(&member.id).cloned().unwrap_or_default();
             let peer_state = match &member.id {

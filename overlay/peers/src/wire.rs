@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use forebay_backends::{PoolPath, Version};
-use forebay_cluster::{NodeId, PassOver, Purpose};
+use forebay_backends::{PoolPath, Time, Version};
+use forebay_cluster::{NodeId, PassOver, Purpose, range_of};
 use forebay_engine::Loan;
 use http::HeaderMap;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
@@ -69,7 +69,12 @@ pub fn is_same_version(ours: &Version, theirs: &Version) -> bool {
         (
             Version::Inode { ino, born, mtime, ctime, size, .. },
             Version::Inode { ino: ino2, born: born2, mtime: mtime2, ctime: ctime2, size: size2, .. },
-        ) => (ino, born, mtime, ctime, size) == (ino2, born2, mtime2, ctime2, size2),
+        ) => {
+            // Zero: the file system does not tell a node when an object was created.
+            let tells = |time: &Time| *time != Time::default();
+            let born = born == born2 || !tells(born) || !tells(born2);
+            born && (ino, mtime, ctime, size) == (ino2, mtime2, ctime2, size2)
+        }
         _ => ours.same_content(theirs),
     }
 }
@@ -115,6 +120,9 @@ impl PeerRequest {
         }
         if !range.end.is_multiple_of(Loan::CHUNK_BYTES) && range.end != version.size() {
             return Err("range: it ends with a chunk");
+        }
+        if range_of(range.start) != range_of(range.end - 1) {
+            return Err("range: it lies in one range with owners of its own");
         }
         let purpose = match text(PURPOSE) {
             Some(FETCH) => Purpose::Fetch,
@@ -234,7 +242,6 @@ impl FrameReader {
 
 #[cfg(test)]
 mod tests {
-    use forebay_backends::Time;
     use proptest::prelude::*;
 
     use super::*;

@@ -48,6 +48,15 @@ impl Etcd {
         self.port
     }
 
+    /// Returns the number of all keys.
+    pub fn keys(&self) -> usize {
+        let all = r#"{"key":"AA==","range_end":"AA==","count_only":true}"#;
+        let url = format!("http://127.0.0.1:{}/v3/kv/range", self.port);
+        let done = Command::new("curl").args(["-fsS", "-d", all, &url]).output().expect("curl is there");
+        let answer: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        answer["count"].as_str().map_or(0, |count| count.parse().expect("a number"))
+    }
+
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             end(&mut child);
