@@ -89,7 +89,7 @@ pub enum Command {
     },
     /// Show the other nodes of the cluster: what they gave and got, and why any was passed over.
     Peers {
-        /// A path under a mount. Default: all mounts.
+        /// A path under the mount; needed if there are several mounts.
         path: Option<PathBuf>,
     },
     /// Policy: rules for how paths are read, written, flushed and kept.

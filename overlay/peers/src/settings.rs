@@ -14,6 +14,8 @@ use crate::etcd::EtcdSettings;
 
 /// A shorter token can be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
+/// The daemon gives up the right to listen on lower ports.
+const PORT_MIN: u16 = 1024;
 /// The most bytes of the file, and of the file with the token.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
@@ -104,6 +106,9 @@ impl PeerSettings {
         if own.address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
             return Err(format!("listen: other nodes cannot reach {}; give advertise = \"ADDRESS:PORT\"", own.address));
         }
+        if file.listen.port() < PORT_MIN {
+            return Err(format!("listen: port {}: choose one from {PORT_MIN} on, such as 7410", file.listen.port()));
+        }
         if let Some(etcd) = &file.etcd {
             etcd.check()?;
         }
@@ -166,6 +171,7 @@ mod tests {
             (&format!("{good}[[member]]\nnode = \"a b\"\naddress = \"10.0.0.1:1\"\n"), TOKEN, 0o600, "identity"),
             (&format!("{good}placement = \"some\"\n"), TOKEN, 0o600, "placement"),
             (&format!("{good}members = 1\n"), TOKEN, 0o600, "members"),
+            ("listen = \"127.0.0.1:80\"\ntoken-file = \"token\"\n", TOKEN, 0o600, "from 1024 on"),
             (&format!("{good}[etcd]\nendpoints = []\n"), TOKEN, 0o600, "endpoints"),
             (&format!("{good}[etcd]\nendpoints = [\"10.0.0.1:1\"]\n"), TOKEN, 0o600, "no URL"),
             ("listen = \"0.0.0.0:7410\"\ntoken-file = \"token\"\n", TOKEN, 0o600, "advertise"),
