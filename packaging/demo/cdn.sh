@@ -50,9 +50,13 @@ files=$(find "$origin" -type f | wc -l)
 bytes=$(find "$origin" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum + 0 }')
 [ "$files" -gt 100 ] || fail "no tree of files was found on this machine"
 
+# Another user may not be able to pass through the directories above, such as /root.
+nginx_user=
+[ "$(id -u)" != 0 ] || nginx_user='user root;'
 for _ in $(seq 20); do
     port=$((20000 + RANDOM % 20000))
     cat >"$work/nginx.conf" <<END
+$nginx_user
 pid $work/nginx.pid;
 error_log $work/nginx.err;
 events { }
