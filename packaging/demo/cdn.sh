@@ -15,14 +15,14 @@ work=$(mktemp -d "$(realpath "$base")/demo-cdn.XXXXXX")
 picture=$(realpath "$base")/demo-cdn.png
 chmod 755 "$work"
 origin=$work/origin fast=$work/fast
-node= nginx=
+node= nginx= driver=
 
 finish() {
     local code=$?
     trap - EXIT INT TERM
     set +e
     [ "$code" = 0 ] || { tail -n 20 "$work/node.err" "$work/nginx.err" >&2; }
-    for pid in $node $nginx; do kill "$pid" 2>/dev/null; done
+    for pid in $node $nginx $driver; do kill "$pid" 2>/dev/null; done
     wait
     rm -rf --one-file-system "$work"
     exit "$code"
@@ -124,12 +124,20 @@ curl -sS -o /dev/null -D - "http://$address/$(head -1 "$work/list" | sed "s,.*$a
 say "What the node says"
 "$forebay" status "/forebay/demo-$$"
 
-for browser in chromium chromium-browser google-chrome; do
-    command -v "$browser" >/dev/null || continue
-    # The page never ends to load, because it is live: the picture is taken after its first update.
-    if timeout 60 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/browser" \
-        --window-size=1280,1700 --timeout=6000 --screenshot="$picture" "http://127.0.0.1:$metrics/" >/dev/null 2>&1; then
+# The page is live: a browser looks at it for a few seconds, while the clients go on.
+if command -v chromedriver >/dev/null; then
+    driver_port=$((20000 + RANDOM % 20000))
+    HOME=$work chromedriver --port="$driver_port" >"$work/driver.out" 2>&1 &
+    driver=$!
+    driver() { curl -sS -m 60 -H 'Content-Type: application/json' "http://127.0.0.1:$driver_port/session$1" "${@:2}"; }
+    for _ in $(seq 50); do driver /none -o /dev/null 2>/dev/null && break; sleep 0.1; done
+    session=$(driver '' -d '{"capabilities":{"alwaysMatch":{"goog:chromeOptions":{"args":["--headless=new","--no-sandbox",
+        "--disable-gpu","--hide-scrollbars","--window-size=1280,1700"]}}}}' | sed -n 's/.*"sessionId":"\([^"]*\)".*/\1/p')
+    if [ -n "$session" ]; then
+        driver "/$session/url" -d "{\"url\":\"http://127.0.0.1:$metrics/\"}" -o /dev/null
+        for _ in 1 2; do fetch; done
+        driver "/$session/screenshot" | sed 's/^{"value":"//;s/"}$//' | base64 -d >"$picture"
+        driver "/$session" -X DELETE -o /dev/null
         say "The node's page, as a picture: $picture"
     fi
-    break
-done
+fi
