@@ -110,7 +110,7 @@ pub fn run(
         None => None,
     };
     let sockets = sockets(&config.listen)?;
-    let metrics = config.mount.metrics.map(metrics::bind).transpose()?;
+    let metrics = config.mount.metrics.map(|address| metrics::ADDRESS.bind(address)).transpose()?;
     let notes = notes(&config, &sockets);
     preflight::create_storage(&config.mount, &to_create)?;
     let runtime = Runtime::of(&config.mount.mountpoint);
@@ -133,7 +133,7 @@ pub fn run(
         rate: config.rate,
         log,
     };
-    let peers = peers::settings(&config.mount)?.map(|settings| peers::bind(settings.listen)).transpose()?;
+    let peers = peers::settings(&config.mount)?.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
     let sockets = NodeSockets { content: sockets, certificate, metrics, peers };
     let outcome = rt.block_on(serve(&runtime, config, sockets, options, notes, on_ready));
     runtime.remove();

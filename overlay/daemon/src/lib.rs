@@ -7,6 +7,7 @@
 //! Operators send JSON lines to the worker over a unix socket in the runtime directory of the mount. Commands find the
 //! mount of a path by its text alone, so that no command ever waits for a mount that does not answer.
 
+mod addresses;
 pub mod cache_node;
 pub mod child;
 pub mod client;

@@ -34,8 +34,8 @@ pub const POOL_ATTACH: Duration = Duration::from_secs(120);
 pub const METRICS_CONNECTIONS: usize = 64;
 /// Threads of a metrics address that ask the devices for their space.
 pub const METRICS_BLOCKING: usize = 4;
-/// How often a restarted worker tries to listen on a metrics address that another program has taken.
-pub const METRICS_RETRY: Duration = Duration::from_secs(5);
+/// How often a restarted worker tries to listen on an address that another program has taken.
+pub const ADDRESS_RETRY: Duration = Duration::from_secs(5);
 /// The time between two updates of the page.
 pub const PAGE_TICK: Duration = Duration::from_secs(1);
 /// How long one case of the conformance suite may take: the case with the most requests makes 25,000, on a server that

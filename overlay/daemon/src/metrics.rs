@@ -11,15 +11,16 @@ use forebay_backends::decorators::{Metrics, MetricsSnapshot, SlowCall};
 use forebay_engine::Overlay;
 use forebay_fuse::RequestLatencies;
 use forebay_jobs::Jobs;
+use forebay_serve::Dashboard;
 use forebay_serve::metrics::{self, EngineMetrics, OperationCounts, OperationMetrics};
 use forebay_serve::page::MountSource;
-use forebay_serve::{Dashboard, Listener, ListenerLimits};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::addresses::AddressUse;
+use super::limits;
 use super::server::{Facts, complete};
-use super::{Failure, FailureKind, limits};
 
 /// Parses `PORT`, for the loopback device, or `ADDRESS:PORT`.
 ///
@@ -41,20 +42,13 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Listens on a metrics address.
-///
-/// # Errors
-/// `Busy` if another program listens there; `Usage` if the address is not of this machine.
-pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    let what = format!("metrics address {address}");
-    TcpListener::bind(address).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => Failure::new(FailureKind::Busy, format!("{what}: another program listens there"))
-            .remedy("choose another port: --metrics PORT"),
-        io::ErrorKind::AddrNotAvailable => Failure::usage(format!("{what}: this machine does not have the address"))
-            .remedy("--metrics PORT for the loopback device; `ip address` shows the addresses"),
-        _ => Failure::io(what, &error),
-    })
-}
+/// Where the numbers of a mount are served.
+pub const ADDRESS: AddressUse = AddressUse {
+    name: "metrics",
+    serves: "metrics and the page are served",
+    if_taken: "choose another port: --metrics PORT",
+    if_foreign: "--metrics PORT for the loopback device; `ip address` shows the addresses",
+};
 
 /// What the page shows beside what the engine knows.
 struct PageSource {
@@ -77,7 +71,7 @@ pub struct MountParts {
 }
 
 impl MetricsServer {
-    /// Begins to serve. `socket`: that of [`bind`]; `None`: the mount was taken over, so it is served in any case, and
+    /// Begins to serve. `socket`: that of [`AddressUse::bind`]; `None`: the mount was taken over, so it is served in any case, and
     /// the address as soon as it is free. Must be called on the engine's tokio runtime.
     ///
     /// # Errors
@@ -99,41 +93,11 @@ impl MetricsServer {
             .build()?;
         let guard = stop.clone().drop_guard();
         thread::Builder::new().name("forebay-metrics".into()).spawn(move || {
-            runtime.block_on(serve(address, socket, Arc::new(dashboard), stop));
+            let connections = limits::METRICS_CONNECTIONS;
+            runtime.block_on(ADDRESS.serve((address, socket), connections, Arc::new(dashboard), stop));
             runtime.shutdown_background();
         })?;
         Ok(Self(guard))
-    }
-}
-
-async fn serve(
-    address: SocketAddr,
-    socket: Option<TcpListener>,
-    dashboard: Arc<Dashboard<PageSource>>,
-    stop: CancellationToken,
-) {
-    let mut socket = socket;
-    let mut is_told = false;
-    let socket = loop {
-        match socket.take().map_or_else(|| bind(address), Ok) {
-            Ok(socket) => break socket,
-            Err(failure) if is_told => tracing::debug!("{failure}"),
-            Err(failure) => {
-                tracing::error!("{failure}; tried again every {} s", limits::METRICS_RETRY.as_secs());
-                is_told = true;
-            }
-        }
-        if stop.run_until_cancelled(tokio::time::sleep(limits::METRICS_RETRY)).await.is_none() {
-            return;
-        }
-    };
-    let bounds = ListenerLimits { connections: limits::METRICS_CONNECTIONS, ..ListenerLimits::default() };
-    match Listener::new(socket, None, bounds) {
-        Ok(listener) => {
-            tracing::info!("metrics and the page are served on {address}");
-            listener.serve(dashboard, stop).await;
-        }
-        Err(error) => tracing::error!("metrics address {address}: {error}"),
     }
 }
 
@@ -173,6 +137,7 @@ impl MountSource for PageSource {
 
 #[cfg(test)]
 mod tests {
+    use super::super::FailureKind;
     use super::*;
 
     #[test]
@@ -188,10 +153,10 @@ mod tests {
     #[test]
     fn an_address_that_is_taken_or_foreign_is_refused_with_the_remedy() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let failure = bind(taken.local_addr().unwrap()).unwrap_err();
+        let failure = ADDRESS.bind(taken.local_addr().unwrap()).unwrap_err();
         assert!(failure.kind == FailureKind::Busy && failure.what.contains("another program"), "{failure}");
         // Of the block for documentation.
-        let failure = bind("192.0.2.1:9464".parse().unwrap()).unwrap_err();
+        let failure = ADDRESS.bind("192.0.2.1:9464".parse().unwrap()).unwrap_err();
         assert!(failure.kind == FailureKind::Usage && failure.remedy.is_some(), "{failure}");
     }
 }

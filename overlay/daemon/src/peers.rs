@@ -1,18 +1,17 @@
 //! The other nodes of a mount's cluster: the file that names them, and the address where this node answers them.
 
 use std::fs;
-use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use forebay_engine::Overlay;
 use forebay_peers::{EtcdMembers, PeerClient, PeerDoor, PeerSettings, Peers};
-use forebay_serve::{Listener, ListenerLimits};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::addresses::AddressUse;
 use super::config::MountConfig;
 use super::{Failure, FailureKind, limits};
 
@@ -49,22 +48,15 @@ fn read(file: &Path) -> Result<PeerSettings, Failure> {
         .map_err(|why| Failure::usage(why).remedy("docs/CLUSTER.md shows what a peers file has"))
 }
 
-/// Listens on the address of this node.
-///
-/// # Errors
-/// `Busy` if another program listens there; `Usage` if the address is not of this machine.
-pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    let what = format!("peers address {address}");
-    TcpListener::bind(address).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => Failure::new(FailureKind::Busy, format!("{what}: another program listens there"))
-            .remedy("choose another port for `listen` in the peers file, and in the list of members of all nodes"),
-        io::ErrorKind::AddrNotAvailable => Failure::usage(format!("{what}: this machine does not have the address"))
-            .remedy("`listen` in the peers file; `ip address` shows the addresses"),
-        _ => Failure::io(what, &error),
-    })
-}
+/// Where this node answers the others.
+pub const ADDRESS: AddressUse = AddressUse {
+    name: "peers",
+    serves: "peers are answered",
+    if_taken: "choose another port for `listen` in the peers file, and in the list of members of all nodes",
+    if_foreign: "`listen` in the peers file; `ip address` shows the addresses",
+};
 
-/// Lets an engine ask other nodes, and answers them. `socket`: that of [`bind`]; `None`: the mount was taken over, so the
+/// Lets an engine ask other nodes, and answers them. `socket`: that of [`AddressUse::bind`]; `None`: the mount was taken over, so the
 /// address is served as soon as it is free. Must be called on the engine's tokio runtime.
 ///
 /// # Errors
@@ -82,30 +74,11 @@ pub fn start(
     overlay.set_peers(Arc::new(PeerClient(peers.clone())));
     let stop = CancellationToken::new();
     let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
-    tokio::spawn(serve(address, socket, door, stop.clone()));
+    let ended = stop.clone();
+    tokio::spawn(async move { ADDRESS.serve((address, socket), limits::PEER_CONNECTIONS, door, ended).await });
     let in_etcd = etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone())));
     tokio::spawn(follow(file, peers.clone(), stop.clone()));
     Ok(Some(PeerServer { peers, ends: stop.drop_guard(), in_etcd }))
-}
-
-async fn serve(address: SocketAddr, mut socket: Option<TcpListener>, door: Arc<PeerDoor>, stop: CancellationToken) {
-    let socket = loop {
-        match socket.take().map_or_else(|| bind(address), Ok) {
-            Ok(socket) => break socket,
-            Err(failure) => tracing::warn!("{failure}; tried again every {} s", limits::METRICS_RETRY.as_secs()),
-        }
-        if stop.run_until_cancelled(tokio::time::sleep(limits::METRICS_RETRY)).await.is_none() {
-            return;
-        }
-    };
-    let bounds = ListenerLimits { connections: limits::PEER_CONNECTIONS, ..ListenerLimits::default() };
-    match Listener::new(socket, None, bounds) {
-        Ok(listener) => {
-            tracing::info!("peers are answered on {address}");
-            listener.serve(door, stop).await;
-        }
-        Err(error) => tracing::error!("peers address {address}: {error}"),
-    }
 }
 
 /// Reads the file again when it changes.

@@ -83,12 +83,12 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
     not_shared(config, &entries)?;
     space(config)?;
     // The worker binds it again.
-    config.metrics.map(super::metrics::bind).transpose()?;
+    config.metrics.map(|address| super::metrics::ADDRESS.bind(address)).transpose()?;
     if let Some(file) = &mut config.peers {
         *file = utf8(paths::absolute(file).map_err(|e| Failure::io("peers file", &e))?)?;
     }
     let peers = super::peers::settings(config)?;
-    peers.map(|settings| super::peers::bind(settings.listen)).transpose()?;
+    peers.map(|settings| super::peers::ADDRESS.bind(settings.listen)).transpose()?;
     Ok(to_create)
 }
 

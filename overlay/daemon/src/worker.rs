@@ -74,10 +74,11 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let config = &state.config;
     let attach = attach(runtime)?;
     // Before the mount serves: without the address that was asked for, there is no mount.
-    let metrics = config.metrics.filter(|_| attach == Attach::Fresh).map(metrics::bind).transpose()?;
+    let metrics =
+        config.metrics.filter(|_| attach == Attach::Fresh).map(|address| metrics::ADDRESS.bind(address)).transpose()?;
     let settings = peers::settings(config)?;
     let fresh = settings.as_ref().filter(|_| attach == Attach::Fresh);
-    let peer_socket = fresh.map(|settings| peers::bind(settings.listen)).transpose()?;
+    let peer_socket = fresh.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
     let (overlay, pool) = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
     let peers = peers::start(config, settings, peer_socket, &overlay)?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
