@@ -175,6 +175,10 @@ impl<A: Around> Pool for Decorated<A> {
         self.around(CallKind::WriteAt, path, bytes, self.inner.write_at(path, offset, data)).await
     }
 
+    async fn sync_file(&self, path: &PoolPath) -> Result<()> {
+        self.around(CallKind::SyncFile, path, 0, self.inner.sync_file(path)).await
+    }
+
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
         self.around(CallKind::Mkdir, path, 0, self.inner.mkdir(path, attrs)).await
     }

@@ -50,7 +50,7 @@ use crate::{
 };
 
 use attrs::AttributeTarget;
-use fds::OpenFiles;
+use fds::{OpenFiles, OpenWriters};
 use listing::OpenListing;
 use probe::Abilities;
 use publish::Publish;
@@ -82,6 +82,7 @@ struct Shared {
     abilities: Abilities,
     stripes: Stripes,
     files: Arc<OpenFiles>,
+    writers: OpenWriters,
     trials: Trials,
     /// Serializes writers of one name within this process, by the hash of the path.
     publishing: [Mutex<()>; PUBLISH_LOCKS],
@@ -121,6 +122,7 @@ impl DirPool {
             abilities,
             stripes,
             files: Arc::new(OpenFiles::new()),
+            writers: OpenWriters::default(),
             trials: Trials::default(),
             publishing,
         };
@@ -362,9 +364,14 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("write", &path);
             call.check_names()?;
-            content::write_at(&pool.root, call, offset, &data).map(|stat| pool.outward(stat))
+            content::write_at(&pool.root, &pool.writers, call, offset, &data).map(|stat| pool.outward(stat))
         })
         .await
+    }
+
+    async fn sync_file(&self, path: &PoolPath) -> Result<()> {
+        let path = path.clone();
+        self.blocking(move |pool| content::sync(&pool.writers, pool.root.call("sync", &path))).await
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {

@@ -122,8 +122,18 @@ pub trait Pool: Send + Sync + 'static {
         expected: &Expected,
     ) -> Result<Stat>;
 
-    /// Overwrites a range in place (capability `ranged_write`); grows the object if the range ends beyond its end.
+    /// Overwrites a range in place (capability `ranged_write`); grows the object if the range ends beyond its end. The
+    /// bytes are durable when [`Pool::sync_file`] of the same object has returned.
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat>;
+
+    /// Makes durable what [`Pool::write_at`] wrote to a file through this pool. By default there is nothing to do: for
+    /// pools that write durably.
+    ///
+    /// # Errors
+    /// Those of the pool: bytes that were written may be lost.
+    async fn sync_file(&self, _path: &PoolPath) -> Result<()> {
+        Ok(())
+    }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat>;
 

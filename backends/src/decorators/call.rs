@@ -24,6 +24,7 @@ pub enum CallKind {
     /// One piece that a `put` sends to the pool.
     PutPiece,
     WriteAt,
+    SyncFile,
     Mkdir,
     Symlink,
     Mknod,
@@ -41,7 +42,7 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Stat,
         Self::List,
         Self::ListPage,
@@ -51,6 +52,7 @@ impl CallKind {
         Self::Put,
         Self::PutPiece,
         Self::WriteAt,
+        Self::SyncFile,
         Self::Mkdir,
         Self::Symlink,
         Self::Mknod,
@@ -78,6 +80,7 @@ impl CallKind {
             Self::Put => "put",
             Self::PutPiece => "put_piece",
             Self::WriteAt => "write_at",
+            Self::SyncFile => "sync_file",
             Self::Mkdir => "mkdir",
             Self::Symlink => "symlink",
             Self::Mknod => "mknod",
@@ -112,6 +115,7 @@ impl CallKind {
                 | Self::Readlink
                 | Self::PutPiece
                 | Self::Xattrs
+                | Self::SyncFile
                 | Self::SyncDir
                 | Self::Space
                 | Self::Layout

@@ -39,7 +39,7 @@ impl CallLimits {
     fn limit(&self, call: &PoolCall<'_>) -> Duration {
         if !call.kind.moves_data() {
             return match call.kind {
-                CallKind::SyncDir => self.data,
+                CallKind::SyncFile | CallKind::SyncDir => self.data,
                 CallKind::Rename | CallKind::SetAttrs => self.copies,
                 _ => self.metadata,
             };

@@ -11,7 +11,7 @@ use rustix::io::{Errno, pread};
 
 use crate::{ErrorKind, FileKind, Result, Stat, Version};
 
-use super::fds::OpenFiles;
+use super::fds::{OpenFiles, OpenWriters};
 use super::root::{PathCall, RootDirectory};
 use super::staging::write_all;
 use super::stat::{stat_fd, stat_fd_cached, stat_name};
@@ -113,13 +113,43 @@ fn read_exactly_missing(file: &OwnedFd, buffer: &mut Vec<u8>, missing: usize, at
     got
 }
 
-/// Overwrites a range in place and makes it durable.
-pub(super) fn write_at(root: &RootDirectory, call: PathCall<'_>, offset: u64, data: &[u8]) -> Result<Stat> {
-    let (file, _) = open_file(root, call, OFlags::WRONLY)?;
+/// Overwrites a range in place, through a file that an earlier write kept open if there is one. If no file can be kept
+/// for [`sync`], the bytes are made durable at once.
+pub(super) fn write_at(
+    root: &RootDirectory,
+    writers: &OpenWriters,
+    call: PathCall<'_>,
+    offset: u64,
+    data: &[u8],
+) -> Result<Stat> {
     if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
         return Err(call.error(ErrorKind::TooLarge, "no file reaches that far"));
     }
-    let written = write_all(&file, data, offset).and_then(|()| fdatasync(&file));
-    written.map_err(|errno| call.failed(errno))?;
-    stat_fd(&file).map_err(|errno| call.failed(errno))
+    let object = call.path.object();
+    let kept = object.and_then(|object| writers.get(object));
+    let (file, keeps) = match kept {
+        Some(file) => (file, true),
+        None => {
+            let file = Arc::new(open_file(root, call, OFlags::WRONLY)?.0);
+            let keeps = object.is_some_and(|object| writers.keep(object, &file));
+            (file, keeps)
+        }
+    };
+    let written = write_all(&file, data, offset).and_then(|()| if keeps { Ok(()) } else { fdatasync(&file) });
+    let stat = written.and_then(|()| stat_fd(&file)).map_err(|errno| call.failed(errno))?;
+    if stat.nlink == 0 {
+        if let Some(object) = object {
+            writers.take(object);
+        }
+        return Err(call.error(ErrorKind::NotFound, "it was removed or replaced while it was written"));
+    }
+    Ok(stat)
+}
+
+/// Makes durable what [`write_at`] wrote to the object of the path.
+pub(super) fn sync(writers: &OpenWriters, call: PathCall<'_>) -> Result<()> {
+    match call.path.object().and_then(|object| writers.take(object)) {
+        Some(file) => fdatasync(&file).map_err(|errno| call.failed(errno)),
+        None => Ok(()),
+    }
 }

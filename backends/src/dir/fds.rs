@@ -1,5 +1,6 @@
-//! Files that are kept open between ranged reads of one version.
+//! Files that are kept open: between ranged reads of one version, and between ranged writes and their sync.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::Version;
+use crate::{Identity, Version};
 
 /// The most files that one pool keeps open.
 const MAX_OPEN_FILES: NonZeroUsize = match NonZeroUsize::new(64) {
@@ -18,6 +19,34 @@ const MAX_OPEN_FILES: NonZeroUsize = match NonZeroUsize::new(64) {
 /// A removed file takes space as long as it is open, so an unused one is closed soon.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 const REAP_EVERY: Duration = Duration::from_secs(5);
+
+/// The most files that one pool keeps open between ranged writes.
+const MAX_OPEN_WRITERS: usize = 16;
+
+/// Files with ranges that were written and are not synced yet, by their object. An open file keeps its inode number from
+/// being used again, so a file is never taken for another one.
+#[derive(Debug, Default)]
+pub(super) struct OpenWriters(Mutex<HashMap<Identity, Arc<OwnedFd>>>);
+
+impl OpenWriters {
+    pub(super) fn get(&self, object: Identity) -> Option<Arc<OwnedFd>> {
+        self.0.lock().get(&object).cloned()
+    }
+
+    /// Keeps a file until it is taken out. Returns `false` if too many files are kept: then the caller syncs it.
+    pub(super) fn keep(&self, object: Identity, file: &Arc<OwnedFd>) -> bool {
+        let mut files = self.0.lock();
+        let keeps = files.len() < MAX_OPEN_WRITERS;
+        if keeps {
+            files.insert(object, file.clone());
+        }
+        keeps
+    }
+
+    pub(super) fn take(&self, object: Identity) -> Option<Arc<OwnedFd>> {
+        self.0.lock().remove(&object)
+    }
+}
 
 #[derive(Debug)]
 struct KeptFile {

@@ -11,6 +11,10 @@
 //!
 //! `moved` changes the content file of whole content, and nothing else.
 //!
+//! A file that does not fit into the fast pool is written through to the pool's copy: `begin_write_through` leads from
+//! Absent to WrittenThrough, and `end_write_through` back. Meanwhile no bytes are resident and none can be fetched, so
+//! there is nothing that could differ from the pool's copy.
+//!
 //! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition.
 //!
 //! Dirty content is always whole: a partial file is completed before it is modified. A partial dirty file could show
@@ -34,6 +38,8 @@ enum FileStateKind {
     Resident(ContentId),
     /// All bytes are resident, and the pool's copy is older or does not exist. `since`: seconds since 1970.
     Dirty { content: ContentId, since: u64 },
+    /// No bytes are resident, and programs of this node write to the pool's copy. The record may be one write behind.
+    WrittenThrough,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,7 +127,7 @@ impl FileState {
     /// The pool's copy became another version, so no resident byte belongs to it. Returns the content file to remove.
     pub fn pool_changed(self) -> Result<(Self, Option<ContentId>), Illegal> {
         match self.0 {
-            FileStateKind::Absent => Ok((self, None)),
+            FileStateKind::Absent | FileStateKind::WrittenThrough => Ok((self, None)),
             FileStateKind::Partial(content) | FileStateKind::Resident(content) => {
                 Ok((Self(FileStateKind::Absent), Some(content)))
             }
@@ -129,9 +135,25 @@ impl FileState {
         }
     }
 
+    /// From now on, programs write to the pool's copy.
+    pub fn begin_write_through(self) -> Result<Self, Illegal> {
+        match self.0 {
+            FileStateKind::Absent => Ok(Self(FileStateKind::WrittenThrough)),
+            _ => Err(self.illegal("begin_write_through")),
+        }
+    }
+
+    /// The last program that wrote to the pool's copy closed the file.
+    pub fn end_write_through(self) -> Result<Self, Illegal> {
+        match self.0 {
+            FileStateKind::WrittenThrough => Ok(Self(FileStateKind::Absent)),
+            _ => Err(self.illegal("end_write_through")),
+        }
+    }
+
     pub fn content(self) -> Option<ContentId> {
         match self.0 {
-            FileStateKind::Absent => None,
+            FileStateKind::Absent | FileStateKind::WrittenThrough => None,
             FileStateKind::Partial(content)
             | FileStateKind::Resident(content)
             | FileStateKind::Dirty { content, .. } => Some(content),
@@ -151,8 +173,13 @@ impl FileState {
         matches!(self.0, FileStateKind::Partial(_))
     }
 
+    /// Returns whether no bytes are resident.
     pub fn is_absent(self) -> bool {
-        matches!(self.0, FileStateKind::Absent)
+        matches!(self.0, FileStateKind::Absent | FileStateKind::WrittenThrough)
+    }
+
+    pub fn is_written_through(self) -> bool {
+        matches!(self.0, FileStateKind::WrittenThrough)
     }
 
     fn name(self) -> &'static str {
@@ -161,6 +188,7 @@ impl FileState {
             FileStateKind::Partial(_) => "partial",
             FileStateKind::Resident(_) => "resident",
             FileStateKind::Dirty { .. } => "dirty",
+            FileStateKind::WrittenThrough => "written through",
         }
     }
 
@@ -191,20 +219,24 @@ mod tests {
         Flushed,
         Evict,
         PoolChanged,
+        BeginWriteThrough,
+        EndWriteThrough,
     }
 
     fn step() -> impl Strategy<Value = Step> {
         use Step::*;
-        prop::sample::select(vec![BeginFetch, Complete, Modify, Moved, Replace, Flushed, Evict, PoolChanged])
+        let all = [BeginFetch, Complete, Modify, Moved, Replace, Flushed, Evict, PoolChanged];
+        prop::sample::select([&all[..], &[BeginWriteThrough, EndWriteThrough]].concat())
     }
 
     proptest! {
-        /// Compares the state machine with a model of three facts: resident bytes (none, some, all), whether they are
-        /// newer than the pool's, and the content file.
+        /// Compares the state machine with a model of four facts: resident bytes (none, some, all), whether they are
+        /// newer than the pool's, the content file, and whether programs write to the pool's copy.
         #[test]
         fn no_step_loses_newer_bytes(steps in prop::collection::vec(step(), 1..60)) {
             let mut state = FileState::absent();
             let (mut here, mut newer, mut content, mut next) = (0u8, false, None, 0u64);
+            let mut through = false;
             for step in steps {
                 next += 1;
                 let before = state;
@@ -217,9 +249,12 @@ mod tests {
                     Step::Flushed => state.flushed(),
                     Step::Evict => state.evict().map(|(s, _)| s),
                     Step::PoolChanged => state.pool_changed().map(|(s, _)| s),
+                    Step::BeginWriteThrough => state.begin_write_through(),
+                    Step::EndWriteThrough => state.end_write_through(),
                 };
                 let legal = match step {
-                    Step::BeginFetch => here == 0,
+                    Step::BeginFetch | Step::BeginWriteThrough => here == 0 && !through,
+                    Step::EndWriteThrough => through,
                     Step::Complete => here == 1,
                     Step::Modify | Step::Moved => here == 2,
                     Step::Replace => true,
@@ -234,13 +269,19 @@ mod tests {
                     Step::Complete => here = 2,
                     Step::Modify => newer = true,
                     Step::Moved => content = Some(next),
-                    Step::Replace => (here, newer, content) = (2, true, Some(next)),
+                    Step::Replace => {
+                        (here, newer, content, through) = (2, true, Some(next), false);
+                    }
+                    Step::BeginWriteThrough => through = true,
+                    Step::EndWriteThrough => through = false,
                     Step::Flushed => newer = false,
                     Step::Evict | Step::PoolChanged => (here, content) = (0, None),
                 }
                 state = after;
                 prop_assert_eq!(state.is_dirty(), newer);
                 prop_assert_eq!(state.is_whole(), here == 2);
+                prop_assert_eq!(state.is_absent(), here == 0);
+                prop_assert_eq!(state.is_written_through(), through);
                 prop_assert_eq!(state.content().map(|c| c.0), content);
             }
         }

@@ -155,7 +155,9 @@ impl Inner {
         let path = self.pool_path(node.ino)?;
         {
             let state = node.state.lock();
-            let fits = state.record.kind == FileKind::File && state.record.size == content.len() as u64;
+            let record = &state.record;
+            let is_file = record.kind == FileKind::File && !record.file.is_written_through();
+            let fits = is_file && record.size == content.len() as u64;
             if !fits || !state.record.file.is_absent() || state.record.version.as_ref() != Some(&version) {
                 return Ok(false);
             }
@@ -184,6 +186,10 @@ impl Inner {
 
     /// Requests the chunks of a range that are neither resident nor in flight. Returns the flights to wait for.
     fn begin_fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Flight>> {
+        if !self.end_write_through(node)? {
+            let what = format!("{}: being written through to the pool", self.display(node.ino));
+            return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
+        }
         // Before the inode is locked, because this locks inodes, too.
         let path = match self.pool_path(node.ino) {
             Ok(path) => path,
@@ -249,7 +255,8 @@ impl Inner {
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let record = txn.record(node.ino)?;
-        if record.version.as_ref() != Some(version) || !record.file.is_absent() {
+        let takes_bytes = record.file.is_absent() && !record.file.is_written_through();
+        if record.version.as_ref() != Some(version) || !takes_bytes {
             let partial = record.file.is_partial() && record.version.as_ref() == Some(version);
             drop(txn);
             self.trash.discard(id, 0);
@@ -339,7 +346,7 @@ impl Inner {
     /// Turns `NotFound` of the pool into `Stale`: bytes that were never fetched are gone with the pool's copy. A
     /// program that has the file open must not get "no such file". Nor must one that opens it by a name that may refer
     /// to another file by now: with `Stale`, the name is looked up again.
-    fn no_longer_there(&self, node: &Node, error: Error) -> Error {
+    pub(super) fn no_longer_there(&self, node: &Node, error: Error) -> Error {
         if error.side() != Side::Pool || !error.is(ErrorKind::NotFound) {
             return error;
         }
@@ -347,7 +354,7 @@ impl Inner {
         Error::new(ErrorKind::Stale, Side::Pool, what).with_source(error)
     }
 
-    async fn read_as_known(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
+    pub(super) async fn read_as_known(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
         let path = self.pool_path(node.ino)?;
         let version = node.state.lock().record.version.clone();
         let Some(version) = version else { return Ok(Bytes::new()) };

@@ -4,6 +4,7 @@ mod inherited;
 mod modify;
 mod open;
 mod open_contents;
+mod through;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -68,6 +69,10 @@ impl Overlay {
                 let partial = state.record.file.is_partial();
                 partial && inner.residency(&mut state)?.extents().contains(offset..end)
             };
+            if node.is_written_through() {
+                inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+                return served(ReadSource::Direct, inner.read_through(&node, offset..end).await);
+            }
             if !ready && inner.policy_of(&node).read == Read::Bypass {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
                 return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
@@ -106,32 +111,27 @@ impl Overlay {
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is read", inner.display(ino))))
     }
 
-    /// Writes all of `data`.
+    /// Writes all of `data`. A file that does not fit into the fast pool is written through to the pool.
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
-        let _writing = inner.begin_writing(&node);
-        let content = inner.with_room(|| inner.make_writable(&node)).await?;
-        let len = data.len() as u32;
-        let _space = inner.with_room(|| inner.reserve_for_write(&node, &content, offset, data.len() as u64)).await?;
-        let file = content.file.clone();
-        let mut done = 0;
-        while done < data.len() {
-            match rustix::io::pwrite(&*file, &data[done..], offset + done as u64) {
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(e) if done == 0 => {
-                    let error = failed(e.into());
-                    inner.store.note_error(ContentId(content.id), &error);
-                    return Err(error);
+        loop {
+            let full = {
+                let _writing = inner.begin_writing(&node);
+                if node.is_written_through() {
+                    match inner.write_through(&node, offset, data.clone()).await? {
+                        Some(written) => return Ok(written),
+                        None => continue,
+                    }
                 }
-                Err(_) => break,
-            }
+                match inner.write_resident(&node, offset, &data).await {
+                    Err(e) if through::is_full(&e) => e,
+                    other => return other,
+                }
+            };
+            // No longer counted as a change: the content is given up only while there is none.
+            inner.begin_write_through(&node, full).await?;
         }
-        inner.account(&node, &content)?;
-        let mut state = node.state.lock();
-        state.changed();
-        Ok(if done < data.len() { done as u32 } else { len })
     }
 
     /// Flushes a file that was open for writing, if its policy says `on-close`: `close` waits for the flush.
@@ -141,6 +141,9 @@ impl Overlay {
         }
         let node = self.inner.node(ino)?;
         self.inner.learn_policy_facts(&node).await;
+        if node.is_written_through() {
+            self.inner.sync_through(&node).await?;
+        }
         if self.inner.policy_of(&node).flush() == FlushPolicy::OnClose {
             return self.inner.flush_inode_now(ino).await;
         }
@@ -153,6 +156,9 @@ impl Overlay {
     /// `EIO` if part of the content was lost on its way to the device, now or earlier.
     pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let node = self.inner.node(ino)?;
+        if node.is_written_through() {
+            self.inner.sync_through(&node).await?;
+        }
         if node.state.lock().record.file.is_dirty() {
             self.inner.leave_memory(&node).await?;
         }
@@ -184,7 +190,11 @@ impl Overlay {
         let inner = self.inner.clone();
         let node = inner.node(ino)?;
         let _writing = inner.begin_writing(&node);
-        let content = inner.with_room(|| inner.make_writable(&node)).await?;
+        if node.is_written_through() {
+            let what = "fallocate on a file that is written through to the pool";
+            return Err(Error::os(libc::EOPNOTSUPP, Side::Application, what));
+        }
+        let content = inner.writable_content(&node).await?;
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
         let bytes = if takes_space { len } else { 0 };
         let _share = inner.share_of_owner(&node, bytes).await?;
@@ -237,22 +247,74 @@ impl Overlay {
         rustix::fs::seek(&*content.file, to).map_err(|e| Error::os(e.raw_os_error(), Side::Application, "seek"))
     }
 
-    /// `copy_file_range(2)`: by reference if the fast pool's file system can do that.
+    /// `copy_file_range(2)`: by reference if the fast pool's file system can do that. May copy fewer bytes.
     pub async fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
-        let inner = self.inner.clone();
+        let inner = &self.inner;
         let (source, target) = (inner.node(from)?, inner.node(to)?);
         let size = inner.attr_of(&source)?.size;
         let len = len.min(size.saturating_sub(from_offset));
         if len == 0 {
             return Ok(0);
         }
-        if !source.state.lock().record.file.is_whole() {
-            inner.fetch(&source, from_offset..from_offset + len).await?;
+        if !source.is_written_through() && !target.is_written_through() {
+            match inner.copy_resident((&source, from_offset), (&target, to_offset), len).await {
+                Err(e) if through::is_full(&e) => {}
+                other => return other,
+            }
         }
-        let source_content = inner.content(from, &mut source.state.lock())?;
-        let _writing = inner.begin_writing(&target);
-        let content = inner.with_room(|| inner.make_writable(&target)).await?;
-        let _space = inner.with_room(|| inner.reserve_for_write(&target, &content, to_offset, len)).await?;
+        let data = self.read(from, from_offset, len.min(CHUNK_BYTES) as u32).await?;
+        self.write(to, to_offset, data).await.map(u64::from)
+    }
+}
+
+impl Inner {
+    /// Writes into the content file.
+    async fn write_resident(self: &Arc<Self>, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<u32> {
+        let content = self.writable_content(node).await?;
+        let _space = self.with_room(|| self.reserve_for_write(node, &content, offset, data.len() as u64)).await?;
+        let mut done = 0;
+        while done < data.len() {
+            match rustix::io::pwrite(&*content.file, &data[done..], offset + done as u64) {
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) if done == 0 => {
+                    let error = failed(e.into());
+                    self.store.note_error(ContentId(content.id), &error);
+                    return Err(error);
+                }
+                Err(_) => break,
+            }
+        }
+        self.account(node, &content)?;
+        node.state.lock().changed();
+        Ok(done as u32)
+    }
+
+    /// Makes content writable, as soon as there is room for it.
+    async fn writable_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
+        if self.exceeds_fast_pool(node) {
+            let what = format!("{}: larger than the fast pool", self.display(node.ino));
+            return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
+        }
+        let content = self.with_room(|| self.make_writable(node)).await?;
+        self.resume_for_daemon(node, &content)?;
+        Ok(content)
+    }
+
+    /// Copies from one content file to another.
+    async fn copy_resident(
+        self: &Arc<Self>,
+        (source, from_offset): (&Arc<Node>, u64),
+        (target, to_offset): (&Arc<Node>, u64),
+        len: u64,
+    ) -> Result<u64> {
+        if !source.state.lock().record.file.is_whole() {
+            self.fetch(source, from_offset..from_offset + len).await?;
+        }
+        let source_content = self.content(source.ino, &mut source.state.lock())?;
+        let _writing = self.begin_writing(target);
+        let content = self.writable_content(target).await?;
+        let _space = self.with_room(|| self.reserve_for_write(target, &content, to_offset, len)).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());
         let copied = blocking(move || {
             let (mut input_at, mut output_at) = (from_offset, to_offset);
@@ -261,12 +323,10 @@ impl Overlay {
         })
         .await?;
         target.state.lock().changed();
-        inner.account(&target, &content)?;
+        self.account(target, &content)?;
         Ok(copied as u64)
     }
-}
 
-impl Inner {
     /// Reads from a content file: immediately if the page cache has the data, else through the content I/O.
     pub async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
         match content_io::read_now(&content.file, offset, len) {

@@ -10,7 +10,7 @@
 //! | `rights` | mode, owner or ACL that another client changed in the pool |
 //! | `permission` | what a user may do in a directory, for requests that the kernel has not checked |
 //! | `policies` | the policy in force, what it says of a file, its exchange |
-//! | `handles` | open, read, write, truncate, fallocate, seek, copy |
+//! | `handles` | open, read, write, truncate, fallocate, seek, copy; writing through what does not fit |
 //! | `fetch` | pool → content file |
 //! | `writeback` | overlay → pool |
 //! | `coherence` | pool → catalog: names, attributes, changes by other clients; whether the pool answers |

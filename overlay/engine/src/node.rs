@@ -162,6 +162,11 @@ impl Node {
             names_state: NamesState::default(),
         })
     }
+
+    /// Returns whether programs write to the pool's copy: the file does not fit into the fast pool.
+    pub fn is_written_through(&self) -> bool {
+        self.state.lock().record.file.is_written_through()
+    }
 }
 
 impl NodeState {

@@ -419,9 +419,13 @@ impl Inner {
 }
 
 /// Returns whether the daemon's own flush made this version, of the same bytes: the flush sent attributes, or changed
-/// one of the object's names, and the answer was lost. `behind`: `NodeState::version_behind`.
+/// one of the object's names, and the answer was lost. `behind`: `NodeState::version_behind`. Of a file that is written
+/// through no bytes are resident, so any version of the object will do.
 fn is_ours(record: &InodeRecord, behind: Option<&Version>, stat: &Stat) -> bool {
     let Some(known) = &record.version else { return false };
+    if record.file.is_written_through() {
+        return known.same_object(&stat.version);
+    }
     (record.is_dirty() || behind == Some(known)) && known.same_content(&stat.version)
 }
 

@@ -117,6 +117,9 @@ impl Inner {
             // A view was laid meanwhile.
             return Err(self.in_use_by_view(node));
         }
+        if node.is_written_through() && self.truncate_through(node, size).await? {
+            return Ok(());
+        }
         let content = self.make_writable(node).await?;
         let file = content.file.clone();
         blocking(move || file.set_len(size).map_err(super::failed)).await?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
-use forebay_policy::{FlushPolicy, PathPolicy, Read};
+use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
@@ -28,7 +28,7 @@ fn is_fetched_whole(inner: &Inner, node: &Node, policy: &PathPolicy) -> bool {
     }
     let state = node.state.lock();
     let fits = (1..=policy.whole_file_bytes).contains(&state.record.size) && policy.read != Read::Bypass;
-    fits && state.record.file.is_absent() && state.flights.is_empty()
+    fits && state.record.file.is_absent() && !state.record.file.is_written_through() && state.flights.is_empty()
 }
 
 /// Refuses an inode whose last name was removed or replaced after the kernel looked it up: by a caller of the mount, if
@@ -68,6 +68,8 @@ impl Overlay {
             inner.revalidate(ino, Age::Open).await?;
         }
         check_has_names(&node, &node.state.lock())?;
+        // A daemon that was killed may have left it so.
+        inner.end_write_through(&node)?;
         if truncates {
             if let Some(thread) = thread {
                 inner.check_rights(ino, thread).await?;
@@ -75,7 +77,6 @@ impl Overlay {
             inner.truncate_to_zero(&node).await?;
         }
         let (mut missed, mut fetched_bytes) = (false, 0);
-        let no_flush = !(write || truncates) || policy.flush() != FlushPolicy::OnClose;
         for _ in 0..ATTEMPTS {
             let (whole, size) = {
                 let state = node.state.lock();
@@ -84,7 +85,9 @@ impl Overlay {
             missed |= !whole && !write && !truncates;
             let count = if whole { &inner.counters.opens_resident } else { &inner.counters.opens_absent };
             count.fetch_add(1, Ordering::Relaxed);
-            if !whole && size == 0 {
+            if node.is_written_through() {
+                // Another program writes it. It is read and written in the pool.
+            } else if !whole && size == 0 {
                 inner.complete_empty(&node)?;
             } else if !whole && size <= policy.whole_file_bytes && (write || policy.read != Read::Bypass) {
                 let missing = inner.missing_bytes(&node, 0..size)?;
@@ -108,7 +111,7 @@ impl Overlay {
                 inner.leave_memory(&node).await?;
                 inner.leave_views(&node).await?;
             }
-            if let Some(opened) = inner.register_open(&node, flags, no_flush)? {
+            if let Some(opened) = inner.register_open(&node, flags, &policy)? {
                 // Attributes that the kernel has cached would not follow writes that bypass the daemon.
                 let bypasses = write && opened.resident.is_some();
                 if let (true, Some(kernel)) = (bypasses || !opened.keep_cache, inner.kernel.get()) {
@@ -215,6 +218,7 @@ impl Inner {
                 return txn.commit();
             }
             if last_writer {
+                inner.end_write_through(&node)?;
                 inner.settle(&node)?;
                 inner.drop_written_around(&node)?;
             }
@@ -231,8 +235,11 @@ impl Inner {
     }
 
     /// Counts an open. Returns `None` if the content was evicted meanwhile and must be fetched again.
-    fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, no_flush: bool) -> Result<Option<Opened>> {
+    fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, policy: &PathPolicy) -> Result<Option<Opened>> {
         let write = is_writable(flags);
+        let no_flush = !(write || flags & libc::O_TRUNC != 0) || policy.flush() != FlushPolicy::OnClose;
+        // What a program writes past the daemon cannot be written through when the fast pool is full.
+        let stays = matches!(policy.write, Write::Back | Write::Local);
         let mut state = node.state.lock();
         check_has_names(node, &state)?;
         let resident = match state.record.file.is_whole() {
@@ -287,7 +294,7 @@ impl Inner {
         }
         let keep_cache = !std::mem::take(&mut state.kernel.pages_stale);
         let clean = !state.record.file.is_dirty();
-        let bypasses = write && resident.is_some() && self.may_bypass(state.record.uid);
+        let bypasses = write && stays && resident.is_some() && self.may_bypass(state.record.uid);
         self.count_open(node.ino, &mut state, flags, bypasses);
         drop(state);
         let used = resident.as_ref().filter(|_| clean && (bypasses || !write)).map(|content| ContentId(content.id));
@@ -474,11 +481,21 @@ impl Inner {
     /// Marks content clean if it is as it was at `stamp`, when the pool's copy equalled it, and if no program can still
     /// write it. Returns whether it is clean.
     pub fn unmark_dirty(&self, node: &Arc<Node>, stamp: Stamp) -> Result<bool> {
+        self.unmark_dirty_unless(node, stamp, FileOpens::has_writer)
+    }
+
+    /// The same. `may_change`: whether the file counts as one that a program can still write.
+    pub fn unmark_dirty_unless(
+        &self,
+        node: &Arc<Node>,
+        stamp: Stamp,
+        may_change: impl Fn(&FileOpens) -> bool,
+    ) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let state = txn.state(node.ino)?;
         let Some(content) = state.content.clone() else { return Ok(false) };
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        if state.opens.has_writer() || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
+        if may_change(&state.opens) || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
             return Ok(false);
         }
         if !txn.record(node.ino)?.in_pool() {

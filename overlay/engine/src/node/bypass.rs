@@ -65,6 +65,10 @@ impl Bypass {
         true
     }
 
+    pub fn is_stopped(&self) -> bool {
+        matches!(self, Self::Stopped(_))
+    }
+
     pub fn is_none(&self) -> bool {
         *self == Self::None
     }

@@ -39,6 +39,11 @@ impl FileOpens {
         self.direct &= self.has_writer();
     }
 
+    /// Whether the daemon changes the file for a request just now.
+    pub fn is_changing(&self) -> bool {
+        self.changes > 0
+    }
+
     pub fn has_writer(&self) -> bool {
         self.writers + self.changes > 0
     }

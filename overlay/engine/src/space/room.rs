@@ -29,7 +29,7 @@ pub(crate) struct WaitingWriters {
 }
 
 /// A writer that waits.
-struct WriterWait<'a> {
+pub(crate) struct WriterWait<'a> {
     room: &'a WaitingWriters,
     began: Instant,
     progress: (u64, u64),
@@ -79,7 +79,7 @@ impl Inner {
         self.room.writers.load(Ordering::Relaxed)
     }
 
-    fn wait_for_room(&self) -> WriterWait<'_> {
+    pub(crate) fn wait_for_room(&self) -> WriterWait<'_> {
         self.room.writers.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         WriterWait { room: &self.room, began: now, progress: self.progress(), progressed: now }

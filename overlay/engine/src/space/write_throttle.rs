@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_backends::Result;
-use forebay_cache::Content;
+use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_cache::{Content, is_held};
 use parking_lot::Mutex;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tokio::sync::Notify;
@@ -183,6 +183,28 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Lets the daemon write a content file that is immutable because its writers were stopped. They are not passthrough
+    /// writers if no other descriptor of it exists: a daemon that starts again does not know that.
+    ///
+    /// # Errors
+    /// `NoSpace` if they are.
+    pub(crate) fn resume_for_daemon(&self, node: &Node, content: &Content) -> Result<()> {
+        if !node.state.lock().bypass.is_stopped() {
+            return Ok(());
+        }
+        // What is kept for the next open counts as another descriptor.
+        self.release_content(node.ino);
+        let ended = {
+            let mut state = node.state.lock();
+            !is_held(&content.file) && self.end_bypass(node.ino, &mut state)
+        };
+        if ended {
+            return Ok(());
+        }
+        let what = format!("{}: its writers are stopped, because the fast pool is full", self.display(node.ino));
+        Err(Error::new(ErrorKind::NoSpace, Side::Cache, what))
     }
 
     /// Notes that no program can write the content of a file without the daemon any more. Returns `false` if the content

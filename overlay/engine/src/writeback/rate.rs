@@ -14,7 +14,7 @@ pub(crate) struct UploadRate(Mutex<Option<(u64, Arc<Rate>)>>);
 
 impl Inner {
     /// Returns when `bytes` may be sent.
-    pub(super) async fn may_send(&self, bytes: u64) {
+    pub(crate) async fn may_send(&self, bytes: u64) {
         let policy = self.policy().write_back.rate_at(minute_of_day());
         let rate = {
             let mut known = self.flusher.rate.0.lock();

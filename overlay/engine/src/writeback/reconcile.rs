@@ -294,7 +294,7 @@ impl Inner {
         Ok(settled)
     }
 
-    pub(super) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
+    pub(crate) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
         Ok(self.node(ino)?.state.lock().record.clone())
     }
 }

@@ -188,7 +188,9 @@ impl Inner {
         let stamp = Stamp::of(&content.file)?;
         let apart = self.store.tells_times_apart(&stamp);
         // A store between the two stamps would hide later stores to the same page.
-        let settled = before == stamp && !state.opens.writes_direct() && apart;
+        // Direct I/O through the daemon counts as a change while it is under way.
+        let direct = state.opens.writes_direct() && !state.bypass.is_none();
+        let settled = before == stamp && !direct && apart;
         let (record, generation) = (state.record.clone(), state.generation);
         drop(state);
         Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart, frozen: None })

@@ -1,0 +1,249 @@
+//! Files that do not fit into the fast pool: programs write them through to the pool's copy.
+//!
+//! If the flush can make no room for a write, what the fast pool has of the file is flushed and given up. From then on,
+//! each write goes to the pool's object before it returns, and each read comes from there: no bytes are resident, and
+//! none are only here. The record gets the new version after each write. The daemon may be killed in between, so a
+//! version of the same object that it does not know counts as its own (`coherence/import`). This ends with the last
+//! close.
+//!
+//! The pool must be able to write a range of an object (`ranged_write`). A file that the kernel writes or reads past the
+//! daemon stays as it is, because the kernel would go on using the content file.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
+use forebay_cache::is_held;
+use forebay_catalog::InodeRecord;
+use forebay_policy::{FlushPolicy, Write};
+
+use super::super::coherence::PoolChange;
+use super::super::{Inner, Txn};
+use super::open::check_current;
+use crate::node::Node;
+
+/// How often it is tried to give up the content of a file: other writers may be about to change it.
+const ATTEMPTS: u32 = 100;
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The extended attribute of file capabilities: a privilege that new content must not have.
+const CAPABILITIES: &[u8] = b"security.capability";
+
+/// Whether a write failed because the fast pool has no room and the flush can make none.
+pub(super) fn is_full(error: &Error) -> bool {
+    error.is(ErrorKind::NoSpace) && error.side() == Side::Cache
+}
+
+/// Whether the pool still has privileges of a file that new content must not have.
+fn has_privileges_to_drop(record: &InodeRecord) -> bool {
+    let capabilities = record.dirty_xattrs.iter().any(|(name, _)| **name == *CAPABILITIES);
+    record.dirty.mode || record.dirty.owner || capabilities
+}
+
+impl Inner {
+    /// Returns whether the content of a file can never be in the fast pool as a whole.
+    pub(super) fn exceeds_fast_pool(&self, node: &Node) -> bool {
+        let record = &node.state.lock().record;
+        !record.file.is_whole() && record.clean_bytes() > self.store.budget.limit()
+    }
+
+    /// Begins to write a file through. `full`: why a write to the content file failed.
+    ///
+    /// # Errors
+    /// `full` if the file cannot be written through.
+    pub(super) async fn begin_write_through(self: &Arc<Self>, node: &Arc<Node>, full: Error) -> Result<()> {
+        if !self.may_write_through(node) {
+            return Err(full);
+        }
+        let _waiting = self.wait_for_room();
+        for _ in 0..ATTEMPTS {
+            let file = node.state.lock().record.file;
+            if file.is_written_through() {
+                return Ok(());
+            }
+            if file.is_dirty()
+                && let Err(error) = self.flush_inode_now(node.ino).await
+            {
+                let path = self.display(node.ino);
+                tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
+                return Err(full);
+            }
+            if self.try_begin_write_through(node).await? {
+                let path = self.display(node.ino);
+                tracing::info!(%path, "it does not fit into the fast pool: it is written through to the pool");
+                return Ok(());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(full)
+    }
+
+    fn may_write_through(&self, node: &Node) -> bool {
+        let policy = self.policy_of(node);
+        let goes_to_pool = policy.write != Write::Local && policy.flush() != FlushPolicy::Manual;
+        let record = &node.state.lock().record;
+        let has_set_id = record.mode & 0o6000 != 0;
+        self.pool.capabilities().ranged_write && goes_to_pool && record.has_names() && !has_set_id
+    }
+
+    /// Gives up the content of a file that the pool has. Returns `false` if the pool does not have all of it, or a
+    /// program may change or read the content file.
+    async fn try_begin_write_through(self: &Arc<Self>, node: &Arc<Node>) -> Result<bool> {
+        let ino = node.ino;
+        // Kept for the next open, it would count as a user of the content file.
+        self.release_content(ino);
+        let (is_dirty, stamp) = {
+            let state = node.state.lock();
+            (state.record.file.is_dirty(), state.dirty_content.pool_stamp())
+        };
+        if is_dirty {
+            let Some(stamp) = stamp else { return Ok(false) };
+            if !self.unmark_dirty_unless(node, stamp, |opens| opens.is_changing())? {
+                return Ok(false);
+            }
+            // The content file is removed only after the catalog durably has the file as clean.
+            self.sync_flushed().await?;
+        }
+        let mut txn = Txn::begin(self);
+        let state = txn.state(ino)?;
+        check_current(state)?;
+        let is_used = state.opens.is_changing() || state.content.as_ref().is_some_and(|content| is_held(&content.file));
+        let record = txn.record(ino)?;
+        if is_used || record.file.is_dirty() || !record.in_pool() {
+            return Ok(false);
+        }
+        if record.file.is_written_through() {
+            return Ok(true);
+        }
+        if !record.file.is_absent() {
+            txn.give_up(ino)?;
+        }
+        let record = txn.record(ino)?;
+        record.file = record.file.begin_write_through()?;
+        txn.state(ino)?.changed();
+        txn.commit()?;
+        self.tell_kernel_inode(ino, true);
+        Ok(true)
+    }
+
+    /// Writes a range of a file that is written through; `None`: it no longer is.
+    pub(super) async fn write_through(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<Option<u32>> {
+        let bytes = data.len() as u64;
+        self.may_send(bytes).await;
+        let write = |path| async move { self.pool.write_at(&path, offset, data).await };
+        let written = self.change_pool_copy(node, write).await?;
+        self.counters.pool_written_bytes.fetch_add(if written { bytes } else { 0 }, Ordering::Relaxed);
+        Ok(written.then_some(bytes as u32))
+    }
+
+    /// Sets the size of a file that is written through. Returns `false` if it no longer is.
+    pub(super) async fn truncate_through(self: &Arc<Self>, node: &Arc<Node>, size: u64) -> Result<bool> {
+        let change = SetAttrs { size: Some(size), ..SetAttrs::default() };
+        let cut = |path| async move { self.pool.set_attrs(&path, &change).await };
+        self.change_pool_copy(node, cut).await
+    }
+
+    /// Changes the pool's copy of a file that is written through, and records its new version. Returns `false`, without
+    /// a change, if the file is no longer written through.
+    async fn change_pool_copy<F>(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        change: impl FnOnce(PoolPath) -> F + Send,
+    ) -> Result<bool>
+    where
+        F: Future<Output = Result<Stat>> + Send,
+    {
+        let ino = node.ino;
+        self.resolve_doubt(ino).await?;
+        if has_privileges_to_drop(&self.record_of(ino)?) {
+            self.flush_inode(ino).await?;
+        }
+        let _moves = self.flusher.moves.read().await;
+        let _lock = node.flush.lock().await;
+        let object = {
+            let state = node.state.lock();
+            check_current(&state)?;
+            if !state.record.file.is_written_through() {
+                return Ok(false);
+            }
+            state.record.version.as_ref().and_then(Version::identity)
+        };
+        let _change = PoolChange::begin(self, &[ino])?;
+        let path = self.pool_path(ino)?.of_object(object);
+        let changed = self.ask(change(path)).await;
+        let stat = changed.map_err(|e| self.no_longer_there(node, e.context(self.display(ino))))?;
+        let mut txn = Txn::begin(self);
+        let record = txn.record(ino)?;
+        record.version = Some(stat.version.clone());
+        record.occupied_in_pool = stat.occupied;
+        // It may have been emptied meanwhile: then the pool's copy is older.
+        if record.file.is_written_through() {
+            record.size = stat.size;
+            record.mtime = stat.mtime;
+            record.ctime = record.ctime.max(stat.ctime);
+        }
+        let state = txn.state(ino)?;
+        state.changed();
+        state.validated = Some(Instant::now());
+        txn.commit()?;
+        Ok(true)
+    }
+
+    /// Reads a range of a file that is written through. No write of this daemon changes the version meanwhile.
+    pub(super) async fn read_through(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
+        {
+            let _moves = self.flusher.moves.read().await;
+            let _lock = node.flush.lock().await;
+            match self.read_as_known(node, range.clone()).await {
+                // Another client changed it, or it is no longer written through.
+                Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
+                other => return other,
+            }
+        }
+        self.read_uncached(node, range).await
+    }
+
+    /// Makes durable what was written through to the pool.
+    pub(super) async fn sync_through(&self, node: &Node) -> Result<()> {
+        let object = node.state.lock().record.version.as_ref().and_then(Version::identity);
+        let path = self.pool_path(node.ino)?.of_object(object);
+        let synced = self.ask(self.pool.sync_file(&path)).await;
+        synced.map_err(|e| e.context(self.display(node.ino)))
+    }
+
+    /// Ends that a file is written through, unless a program has it open for writing. Returns whether it is over.
+    pub(crate) fn end_write_through(self: &Arc<Self>, node: &Arc<Node>) -> Result<bool> {
+        if !node.state.lock().record.file.is_written_through() {
+            return Ok(true);
+        }
+        let mut txn = Txn::begin(self);
+        if txn.state(node.ino)?.opens.has_writer() {
+            return Ok(false);
+        }
+        let record = txn.record(node.ino)?;
+        if !record.file.is_written_through() {
+            return Ok(true);
+        }
+        record.file = record.file.end_write_through()?;
+        txn.commit()?;
+        // A program that must know that its bytes are durable has called fsync before.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (inner, node) = (self.clone(), node.clone());
+            runtime.spawn(async move {
+                if let Err(error) = inner.sync_through(&node).await {
+                    tracing::error!(%error, "what was written through to the pool may be lost there");
+                }
+            });
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,320 @@
+//! Files that do not fit into the fast pool: they are written through to the pool.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::process::Command;
+use std::time::Duration;
+
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Capabilities, ErrorKind};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy};
+use forebay_tests::engine::*;
+use forebay_tests::mount::{self, Mount, content};
+
+const MIB: usize = 1 << 20;
+const LIMIT: u64 = 8 << 20;
+
+fn options(fixture: &Fixture) -> Options {
+    let text = "[default]\nflush = \"idle:1h\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+    Options { limit_bytes: Some(LIMIT), policy: Policy::parse(text).unwrap(), ..fixture.options() }
+}
+
+async fn create(overlay: &Overlay, name: &str) -> Ino {
+    overlay.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, CALLER).await.unwrap().0.attr.ino
+}
+
+async fn put(overlay: &Overlay, ino: Ino, offset: usize, data: &[u8]) {
+    let written = overlay.write(ino, offset as u64, data.to_vec().into()).await;
+    assert_eq!(written.unwrap() as usize, data.len(), "at {offset}");
+}
+
+async fn close(overlay: &Overlay, ino: Ino) {
+    overlay.close(ino, true).await.unwrap();
+    overlay.release(ino, RDWR);
+}
+
+fn in_pool(fixture: &Fixture, path: &str) -> Option<Vec<u8>> {
+    let snapshot = fixture.memory.snapshot();
+    snapshot.into_iter().find(|(at, _)| *at == pool_path(path)).map(|(_, entry)| entry.content.to_vec())
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_larger_than_the_limit_is_written_through() {
+    let fixture = Fixture::new();
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let mut expected = content(1, 20 * MIB);
+    let ino = create(&overlay, "large").await;
+    for at in (0..expected.len()).step_by(MIB) {
+        put(&overlay, ino, at, &expected[at..at + MIB]).await;
+        assert!(overlay.status().await.used_bytes <= LIMIT);
+    }
+    // What was written before and after the limit can be read and overwritten.
+    for at in [100, 7 * MIB + 5, 15 * MIB] {
+        let new = content(at as u64, 70_000);
+        expected[at..at + new.len()].copy_from_slice(&new);
+        put(&overlay, ino, at, &new).await;
+        assert_eq!(overlay.read(ino, at as u64 - 10, 80_000).await.unwrap(), expected[at - 10..at + 79_990], "{at}");
+    }
+    assert_eq!(overlay.getattr(ino).await.unwrap().0.size, expected.len() as u64);
+    overlay.fsync(ino, false).await.unwrap();
+    assert!(in_pool(&fixture, "large").unwrap() == expected, "what fsync has confirmed is in the pool");
+    // Another program opens it meanwhile.
+    overlay.open_file(ino, RDONLY).await.unwrap();
+    assert_eq!(overlay.read(ino, 0, 10).await.unwrap(), expected[..10]);
+    overlay.release(ino, RDONLY);
+    let more = content(2, 3 * MIB);
+    put(&overlay, ino, expected.len(), &more).await;
+    expected.extend(&more);
+    close(&overlay, ino).await;
+    // The directory has new times, which have no bytes.
+    let dirty = overlay.dirty().await.unwrap();
+    assert!(dirty.iter().all(|dirty| dirty.path == "/"), "{dirty:?}");
+    assert_eq!(overlay.status().await.used_bytes, 0);
+    assert!(in_pool(&fixture, "large").unwrap() == expected);
+    assert!(read(&overlay, "large").await.unwrap().into_bytes() == String::from_utf8_lossy(&expected).as_bytes());
+    // It is cached again where it fits.
+    let change = Change { size: Some(MIB as u64), ..Change::default() };
+    let ino = find(&overlay, "large").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    put(&overlay, ino, 5, b"again").await;
+    overlay.setattr(ino, &change, CALLER).await.unwrap();
+    close(&overlay, ino).await;
+    expected[5..10].copy_from_slice(b"again");
+    flushed(&overlay).await;
+    assert!(in_pool(&fixture, "large").unwrap() == expected[..MIB]);
+    overlay.open_file(ino, RDWR).await.unwrap();
+    put(&overlay, ino, 0, b"in the fast pool").await;
+    assert_eq!(overlay.dirty().await.unwrap().len(), 1);
+    close(&overlay, ino).await;
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_of_the_pool_is_changed_in_the_pool() {
+    let fixture = Fixture::new();
+    let mut expected = content(3, 20 * MIB);
+    fixture.put("large", &expected).await;
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let ino = find(&overlay, "large").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    put(&overlay, ino, 12 * MIB, b"changed").await;
+    expected[12 * MIB..12 * MIB + 7].copy_from_slice(b"changed");
+    assert!(overlay.status().await.counters.pool_read_bytes < 20 << 20, "it was fetched to be changed");
+    close(&overlay, ino).await;
+    assert!(in_pool(&fixture, "large").unwrap() == expected);
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_through_can_be_renamed_cut_emptied_and_removed() {
+    let fixture = Fixture::new();
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let expected = content(4, 12 * MIB);
+    let fill = async |ino| {
+        for at in (0..expected.len()).step_by(MIB) {
+            put(&overlay, ino, at, &expected[at..at + MIB]).await;
+        }
+    };
+    let ino = create(&overlay, "a").await;
+    fill(ino).await;
+    overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap();
+    rename(&overlay, "a", "d/b").await.unwrap();
+    put(&overlay, ino, 3, b"after the rename").await;
+    flush(&overlay).await;
+    put(&overlay, ino, 30, b"after its flush").await;
+    let cut = Change { size: Some(11 << 20), ..Change::default() };
+    assert_eq!(overlay.setattr(ino, &cut, CALLER).await.unwrap().0.size, 11 << 20);
+    let grown = Change { size: Some((11 << 20) + 10), ..Change::default() };
+    assert_eq!(overlay.setattr(ino, &grown, CALLER).await.unwrap().0.size, (11 << 20) + 10);
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    let mut now = expected[..11 * MIB].to_vec();
+    now.extend([0; 10]);
+    now[3..19].copy_from_slice(b"after the rename");
+    now[30..45].copy_from_slice(b"after its flush");
+    assert!(in_pool(&fixture, "d/b").unwrap() == now);
+    assert_eq!(in_pool(&fixture, "a"), None);
+    // Emptied while it is written through, it is in the fast pool again.
+    let ino = create(&overlay, "c").await;
+    fill(ino).await;
+    overlay.setattr(ino, &Change { size: Some(0), ..Change::default() }, CALLER).await.unwrap();
+    put(&overlay, ino, 0, b"short").await;
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "c").unwrap(), b"short");
+    // Removed while a program goes on writing it.
+    let ino = create(&overlay, "e").await;
+    fill(ino).await;
+    overlay.unlink(Ino::ROOT, b"e").await.unwrap();
+    flush(&overlay).await;
+    put(&overlay, ino, 12 * MIB, b"nobody will see this").await;
+    assert_eq!(overlay.read(ino, 12 << 20, 6).await.unwrap(), &b"nobody"[..]);
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "e"), None);
+}
+
+/// SEMANTICS 47: "A file that cannot be written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn where_it_cannot_be_written_through_a_write_fails_with_the_numbers() {
+    let manual = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+    for case in ["no ranges", "manual", "down"] {
+        let can = Capabilities { ranged_write: case != "no ranges", ..MemoryPool::all_capabilities() };
+        let fixture = Fixture::over(MemoryPool::with_capabilities(can));
+        let mut options = options(&fixture);
+        if case == "manual" {
+            options.policy = Policy::parse(manual).unwrap();
+        }
+        let overlay = Overlay::open(options).await.unwrap();
+        let ino = create(&overlay, "large").await;
+        put(&overlay, ino, 0, &content(5, 7 * MIB)).await;
+        fixture.fault.set_down(case == "down");
+        let error = refused(overlay.write(ino, 7 << 20, content(6, 2 * MIB).into()).await);
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{case}");
+        assert!(error.to_string().contains("bytes do not fit"), "{case}: {error}");
+        // What fits is kept, and flushed as always.
+        fixture.fault.set_down(false);
+        close(&overlay, ino).await;
+        flushed(&overlay).await;
+        assert!(in_pool(&fixture, "large").unwrap() == content(5, 7 * MIB), "{case}");
+    }
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn another_client_of_the_pool_may_change_what_is_written_through() {
+    let fixture = Fixture::new();
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let expected = content(7, 12 * MIB);
+    let ino = create(&overlay, "large").await;
+    for at in (0..expected.len()).step_by(MIB) {
+        put(&overlay, ino, at, &expected[at..at + MIB]).await;
+    }
+    use forebay_backends::{Expected, Pool, SetAttrs};
+    let path = pool_path("large");
+    fixture.memory.write_at(&path, 12 << 20, "theirs".into()).await.unwrap();
+    fixture.memory.set_attrs(&path, &SetAttrs { mode: Some(0o640), ..SetAttrs::default() }).await.unwrap();
+    put(&overlay, ino, 0, b"ours").await;
+    assert_eq!(overlay.read(ino, (12 << 20) - 2, 100).await.unwrap(), [&expected[12 * MIB - 2..], b"theirs"].concat());
+    // It is removed, or replaced: what is written from then on has no place.
+    fixture.put("large", b"another object").await;
+    let error = refused(overlay.write(ino, 0, "lost".into()).await);
+    assert!(error.is(ErrorKind::Stale), "{error}");
+    overlay.release(ino, RDWR);
+    assert_eq!(in_pool(&fixture, "large").unwrap(), b"another object");
+    assert_eq!(read(&overlay, "large").await.unwrap(), "another object");
+    fixture.memory.remove(&path, &Expected::Anything).await.unwrap();
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_killed_goes_on_writing_through() {
+    let fixture = Fixture::new();
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let mut expected = content(8, 12 * MIB);
+    let ino = create(&overlay, "large").await;
+    for at in (0..expected.len()).step_by(MIB) {
+        put(&overlay, ino, at, &expected[at..at + MIB]).await;
+    }
+    // The last write reached the pool, and the daemon died before it had the answer.
+    let (killed, before) = (tempfile::tempdir().unwrap(), fixture.fast.path().to_owned());
+    image(&before, killed.path());
+    use forebay_backends::Pool;
+    fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
+    expected.extend(b"the last write");
+    drop(overlay);
+    let overlay = Overlay::open(Options { fast: vec![killed.path().into()], ..options(&fixture) }).await.unwrap();
+    overlay.open_inherited(ino, RDWR).await.unwrap();
+    assert_eq!(overlay.getattr(ino).await.unwrap().0.size, expected.len() as u64);
+    put(&overlay, ino, expected.len(), b" and one more").await;
+    expected.extend(b" and one more");
+    close(&overlay, ino).await;
+    assert!(in_pool(&fixture, "large").unwrap() == expected);
+    assert_eq!(overlay.dirty().await.unwrap().len(), 0);
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn new_content_in_the_pool_has_no_privileges_of_the_old() {
+    let fixture = Fixture::new();
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let ino = create(&overlay, "large").await;
+    for at in 0..12 {
+        put(&overlay, ino, at * MIB, &content(9, MIB)).await;
+    }
+    let mode = |mode| Change { mode: Some(mode), ..Change::default() };
+    overlay.setattr(ino, &mode(0o4755), CALLER).await.unwrap();
+    flush(&overlay).await;
+    let there = || fixture.memory.snapshot().into_iter().find(|(at, _)| *at == pool_path("large")).unwrap().1.mode;
+    assert_eq!(there() & 0o7777, 0o4755);
+    // What the kernel requests before the write of a program that may not keep the bits.
+    overlay.setattr(ino, &mode(0o755), CALLER).await.unwrap();
+    put(&overlay, ino, 0, b"new").await;
+    assert_eq!(there() & 0o7777, 0o755, "the bits were removed before the new bytes came");
+    close(&overlay, ino).await;
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[test]
+fn programs_write_what_does_not_fit() {
+    let policy = "[default]\nflush = \"idle:1s\"\n";
+    let limit = Some("64MiB".into());
+    let mount = Mount::new(mount::Options { limit, ..mount::Options::policy(policy) });
+    let expected = content(1, 200 * MIB);
+    fs::write(mount.pool("source"), &expected).unwrap();
+    // By write(2), by copy_file_range(2) and sendfile(2), and by tar in small blocks, from the pool and from the mount.
+    let sh = |script: &str| {
+        let output = Command::new("sh").args(["-ec", script]).current_dir(mount.place.mnt()).output().unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    sh(&format!("dd if={} of=dd bs=1M conv=fsync status=none", mount.pool("source").display()));
+    sh("cp source copied");
+    sh("mkdir d; tar -cf - source | tar -C d -xf -");
+    sh("cp -p source d/kept; cat source >> d/kept");
+    for name in ["dd", "copied", "d/source"] {
+        assert!(fs::read(mount.pool(name)).unwrap() == expected, "{name}");
+        assert!(fs::read(mount.path(name)).unwrap() == expected, "{name}");
+    }
+    assert!(fs::read(mount.pool("d/kept")).unwrap() == [&expected[..], &expected].concat());
+    mount.flush();
+    let times = |path| fs::metadata(path).unwrap().mtime();
+    assert_eq!(times(mount.pool("d/source")), times(mount.pool("source")));
+    assert!(mount.status().used_bytes <= 64 << 20);
+    assert_eq!(mount.status().dirty_files, 0);
+    // Mapped, and beside a reader that has it open.
+    let reader = File::open(mount.path("dd")).unwrap();
+    sh("printf mapped > piece; dd if=piece of=dd bs=1 seek=1000 conv=notrunc status=none");
+    let mut piece = [0; 6];
+    reader.read_exact_at(&mut piece, 1000).unwrap();
+    assert_eq!(&piece, b"mapped");
+    fs::set_permissions(mount.path("dd"), fs::Permissions::from_mode(0o600)).unwrap();
+    mount.flush();
+    assert_eq!(fs::metadata(mount.pool("dd")).unwrap().mode() & 0o777, 0o600);
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[test]
+fn the_worker_is_killed_while_a_file_is_written_through() {
+    let policy = "[default]\nflush = \"idle:1s\"\n";
+    let limit = Some("64MiB".into());
+    let mount = Mount::new(mount::Options { limit, ..mount::Options::policy(policy) });
+    let expected = content(2, 240 * MIB);
+    let mut out = OpenOptions::new().append(true).create(true).open(mount.path("out")).unwrap();
+    for (n, piece) in expected.chunks(MIB / 2).enumerate() {
+        if n % 60 == 59 {
+            let worker = mount.worker();
+            mount.kill_worker();
+            mount.wait_for_other_worker(worker);
+        }
+        out.write_all(piece).unwrap();
+    }
+    out.sync_all().unwrap();
+    assert!(fs::read(mount.pool("out")).unwrap() == expected);
+    drop(out);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(fs::read(mount.path("out")).unwrap() == expected);
+    mount.flush();
+    assert_eq!(mount.status().dirty_files, 0);
+}
