@@ -39,7 +39,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{OFlags, fstatvfs, fsync, ftruncate, readlinkat};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
@@ -184,12 +184,18 @@ impl Shared {
     /// Replaces the root's own device number by [`ROOT_DEVICE`]. The kernel gives network file systems and some other
     /// file systems a new number at each mount, and versions are kept for longer than a mount lasts.
     fn outward(&self, mut stat: Stat) -> Stat {
-        if let Version::Inode { dev, .. } = &mut stat.version
+        stat.version = self.outward_version(&stat.version);
+        stat
+    }
+
+    fn outward_version(&self, version: &Version) -> Version {
+        let mut version = version.clone();
+        if let Version::Inode { dev, .. } = &mut version
             && *dev == self.root.device()
         {
             *dev = ROOT_DEVICE;
         }
-        stat
+        version
     }
 
     /// The version with the kernel's device number.
@@ -224,17 +230,30 @@ impl Shared {
         let Some(name) = path.name() else { return Err(call.failed(Errno::ISDIR)) };
         let may_chown = self.abilities.public.objects.owners;
         staging.finish(call, size, attrs, may_chown)?;
-        let mut hasher = DefaultHasher::new();
-        path.hash(&mut hasher);
-        let _turn = self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock();
+        let _turn = self.turn(path);
         let (rename_noreplace, rename_exchange) =
             (self.abilities.rename_noreplace, self.abilities.public.renames.exchange());
         let publish = Publish { call, name, attrs, may_chown, rename_noreplace, rename_exchange };
         let stat = publish.run(staging, expected)?;
         if let Expected::Version(replaced) | Expected::Name(replaced) = expected {
-            self.files.forget_object(replaced);
+            self.forget_object(replaced);
         }
         Ok(stat)
+    }
+
+    /// Takes the lock of the writers of `path` in this process. A call that its caller has given up keeps it to its end.
+    fn turn(&self, path: &PoolPath) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock()
+    }
+
+    /// Closes an object that was removed or replaced, so that it no longer takes space.
+    fn forget_object(&self, version: &Version) {
+        self.files.forget_object(version);
+        if let Some(object) = self.outward_version(version).identity() {
+            self.writers.forget(object);
+        }
     }
 
     fn set_attrs(&self, call: PathCall<'_>, changes: &SetAttrs) -> Result<Stat> {
@@ -364,6 +383,7 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("write", &path);
             call.check_names()?;
+            let _turn = pool.turn(&path);
             content::write_at(&pool.root, &pool.writers, call, offset, &data).map(|stat| pool.outward(stat))
         })
         .await
@@ -371,7 +391,7 @@ impl Pool for DirPool {
 
     async fn sync_file(&self, path: &PoolPath) -> Result<()> {
         let path = path.clone();
-        self.blocking(move |pool| content::sync(&pool.writers, pool.root.call("sync", &path))).await
+        self.blocking(move |pool| content::sync(&pool.root, &pool.writers, pool.root.call("sync", &path))).await
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
@@ -430,7 +450,7 @@ impl Pool for DirPool {
             let call = pool.root.call("remove", &path);
             call.check_names()?;
             if let Some(removed) = names::remove(&pool.root, call, &expected)? {
-                pool.files.forget_object(&removed.version);
+                pool.forget_object(&removed.version);
             }
             Ok(())
         })
@@ -471,6 +491,7 @@ impl Pool for DirPool {
         self.blocking(move |pool| {
             let call = pool.root.call("set attributes of", &path);
             call.check_names()?;
+            let _turn = changes.size.map(|_| pool.turn(&path));
             pool.set_attrs(call, &changes).map(|stat| pool.outward(stat))
         })
         .await

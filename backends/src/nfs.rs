@@ -208,6 +208,8 @@ impl Pool for NfsPool {
         let change = async move {
             let call = NfsCall::new("write", &path);
             session.check(call)?;
+            // A call that its caller has given up keeps its turn, so that it does not come after later writes.
+            let _turn = session.turn(&path).await;
             let found = session.object(&path).await.map_err(|failure| call.failed(failure))?;
             check_kind(call, &found.stat)?;
             if offset.checked_add(data.len() as u64).is_none_or(|end| end > session.sizes.file_bytes) {
@@ -274,7 +276,14 @@ impl Pool for NfsPool {
 
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
         let (session, path, changes) = (Arc::clone(&self.session), path.clone(), changes.clone());
-        self.session.to_the_end(async move { session.set_attrs(&path, &changes).await }).await
+        let change = async move {
+            let _turn = match changes.size {
+                Some(_) => Some(session.turn(&path).await),
+                None => None,
+            };
+            session.set_attrs(&path, &changes).await
+        };
+        self.session.to_the_end(change).await
     }
 
     async fn xattrs(&self, path: &PoolPath) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {

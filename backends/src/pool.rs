@@ -126,11 +126,11 @@ pub trait Pool: Send + Sync + 'static {
     /// bytes are durable when [`Pool::sync_file`] of the same object has returned.
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat>;
 
-    /// Makes durable what [`Pool::write_at`] wrote to a file through this pool. By default there is nothing to do: for
-    /// pools that write durably.
+    /// Makes durable what [`Pool::write_at`] wrote to a file, also before this pool was opened. By default there is
+    /// nothing to do: for pools that write durably.
     ///
     /// # Errors
-    /// Those of the pool: bytes that were written may be lost.
+    /// Those of the pool: bytes that were written may be lost, and a later call may not tell that again.
     async fn sync_file(&self, _path: &PoolPath) -> Result<()> {
         Ok(())
     }

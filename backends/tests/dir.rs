@@ -420,3 +420,43 @@ async fn paths_longer_than_the_kernel_takes_are_walked() {
         pool.remove_dir(dir).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn ranged_writes_go_to_the_object_that_is_meant_and_keep_no_removed_file_open() {
+    let root = on_disk();
+    let pool = open(&root);
+    let of = |name: &str, stat: &Stat| path(name).of_object(stat.version.identity());
+    let open_here = || {
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+        open.filter(|file| file.starts_with(root.path()) && !file.ends_with(root.path().file_name().unwrap())).count()
+    };
+    let stat = put(&pool, "f", "0123456789", &Expected::Absent).await.unwrap();
+    let meant = of("f", &stat);
+    pool.write_at(&meant, 2, "abc".into()).await.unwrap();
+    assert_eq!(open_here(), 1, "it is kept open until it is synced");
+    pool.sync_file(&meant).await.unwrap();
+    assert_eq!(open_here(), 0);
+    // What another process wrote is synced, too.
+    pool.sync_file(&meant).await.unwrap();
+    // Another client moves it away and gives its name to another file.
+    pool.write_at(&meant, 2, "ABC".into()).await.unwrap();
+    fs::rename(root.path().join("f"), root.path().join("moved")).unwrap();
+    fs::write(root.path().join("f"), "another").unwrap();
+    let kind = |answer: Result<()>| answer.unwrap_err().kind();
+    assert_eq!(kind(pool.write_at(&meant, 0, "x".into()).await.map(drop)), ErrorKind::NotFound);
+    assert_eq!(fs::read(root.path().join("f")).unwrap(), b"another");
+    assert_eq!(fs::read(root.path().join("moved")).unwrap(), b"01ABC56789");
+    // Removed by this pool, and by another client before another file is written.
+    pool.write_at(&of("moved", &stat), 0, "y".into()).await.unwrap();
+    pool.remove(&path("moved"), &Expected::Anything).await.unwrap();
+    assert_eq!(open_here(), 0, "it was removed by this pool");
+    assert_eq!(kind(pool.sync_file(&of("moved", &stat)).await), ErrorKind::NotFound);
+    for name in ["g", "h"] {
+        let stat = put(&pool, name, "0123456789", &Expected::Absent).await.unwrap();
+        pool.write_at(&of(name, &stat), 0, "z".into()).await.unwrap();
+        if name == "g" {
+            fs::remove_file(root.path().join("g")).unwrap();
+        }
+    }
+    assert_eq!(open_here(), 1, "g was removed by another client");
+}

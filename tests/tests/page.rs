@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_api::operator::Status;
+use forebay_tests::cluster::{NodeAddress, addresses, peers_file};
 use forebay_tests::http::{free_port, get};
 use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::process::{self, kill_group, wait_until};
@@ -147,6 +148,9 @@ fn furnished() -> (Mount, SocketAddr) {
     options.throttle = Some("400MB/s,520ms".into());
     options.more = vec!["--metrics".into(), port.to_string()];
     let place = Place::new();
+    // Nobody answers for the other member.
+    let peers = peers_file(&place.at(""), &NodeAddress::new("this-node"), &addresses(1), "");
+    options.more.extend(["--peers".into(), peers.display().to_string()]);
     for (dir, files, mib) in [("sets/train", 6, 6), ("sets/test", 4, 3), ("reference/genome", 2, 9), ("tools", 9, 1)] {
         fs::create_dir_all(place.pool().join(dir)).unwrap();
         for number in 0..files {
@@ -221,6 +225,9 @@ fn shows(page: &Page, mount: &Mount, address: SocketAddr) {
     assert_eq!(page.0.title(), format!("Forebay {}", mount.place.mnt().display()));
     page.wait("slow calls are shown", "return document.querySelectorAll('#slow tbody tr').length > 3;");
 
+    page.wait("the members are shown", "return document.querySelectorAll('#peers tbody tr').length === 2;");
+    page.wait("why one was passed over", "return document.getElementById('peers').innerText.includes('gone');");
+
     zooms(page, mount);
     page.0.click("#jobs button");
     page.wait("the files of the job", "return document.getElementById('job').innerText.includes('part-001');");
@@ -287,6 +294,9 @@ fn pictures(page: &Page) {
     page.wait("the light theme", "return document.documentElement.dataset.theme === 'light';");
     thread::sleep(Duration::from_secs(2));
     page.save("page-light.png");
+    page.press("9");
+    page.wait("the section of the peers", "return document.activeElement.id === 's9';");
+    page.save("page-peers.png");
     page.press("?");
     page.wait("the keys", "return !document.getElementById('keys').hidden;");
     page.press("5");

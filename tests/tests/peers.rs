@@ -324,7 +324,9 @@ fn what_a_broken_node_says_is_not_believed() {
     let (this, members) = (NodeAddress::new("this"), addresses(1));
     let listener = TcpListener::bind(("127.0.0.1", members[0].port)).unwrap();
     let file = peers_file(&place.at(""), &this, &members, "");
-    let more = vec!["--peers".into(), file.display().to_string()];
+    let metrics = http::free_port();
+    let more = ["--peers", &file.display().to_string(), "--metrics", &metrics.to_string()];
+    let more = more.map(str::to_owned).to_vec();
     let mount = Mount::on(place, Options { more, ..Options::default() });
     // 5,000 bytes with a wrong checksum.
     let wrong = Box::leak([&5_000_u32.to_be_bytes()[..], &[1; 4], &[0; 5_000]].concat().into_boxed_slice());
@@ -360,6 +362,23 @@ fn what_a_broken_node_says_is_not_believed() {
         seen(Lie::Status("404 Not Found"), "not-resident");
     }
     assert_eq!(mount.status().counters.peer_read_bytes, 0);
+    // A scrape says the same as `forebay peers`.
+    let told = peers(&mount);
+    let scraped = http::get(([127, 0, 0, 1], metrics).into(), "/metrics", "").unwrap().body;
+    assert!(told.passed_over.len() >= 6, "{told:?}");
+    for (why, count) in told.passed_over {
+        let sample = format!("forebay_peer_passed_over_total{{reason=\"{why}\"}} {count}\n");
+        assert!(scraped.contains(&sample), "{sample}{scraped}");
+    }
+    let others: u64 = ["trusted", "suspected"]
+        .iter()
+        .map(|state| {
+            let sample = format!("forebay_peer_members{{state=\"{state}\"}} ");
+            let rest = scraped.split_once(&sample).unwrap().1;
+            rest.split(['.', '\n']).next().unwrap().parse::<u64>().unwrap()
+        })
+        .sum();
+    assert_eq!(others, 1);
 }
 
 /// SECURITY 19: "answers nobody without the token of the cluster"

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::time::Duration;
 
+use forebay_backends::decorators::{CallKind, Odds};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Capabilities, ErrorKind};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy};
@@ -254,6 +255,121 @@ async fn new_content_in_the_pool_has_no_privileges_of_the_old() {
     put(&overlay, ino, 0, b"new").await;
     assert_eq!(there() & 0o7777, 0o755, "the bits were removed before the new bytes came");
     close(&overlay, ino).await;
+}
+
+async fn written_through(fixture: &Fixture) -> (Overlay, Ino, Vec<u8>) {
+    let overlay = Overlay::open(options(fixture)).await.unwrap();
+    let expected = content(10, 12 * MIB);
+    let ino = create(&overlay, "large").await;
+    for at in (0..expected.len()).step_by(MIB) {
+        put(&overlay, ino, at, &expected[at..at + MIB]).await;
+    }
+    (overlay, ino, expected)
+}
+
+/// SEMANTICS 47: "and a power cut none that"
+#[tokio::test(flavor = "multi_thread")]
+async fn fsync_reaches_the_pool_and_what_the_pool_lost_stays_lost() {
+    let fixture = Fixture::new();
+    let syncs = || fixture.metrics.snapshot().of(CallKind::SyncFile).count;
+    let (overlay, ino, _) = written_through(&fixture).await;
+    overlay.fsync(ino, false).await.unwrap();
+    let before = syncs();
+    assert!(before > 0);
+    overlay.fsync(ino, false).await.unwrap();
+    assert_eq!(syncs(), before, "nothing was written since");
+    // A daemon that was killed had written before the one that syncs.
+    put(&overlay, ino, 0, b"new").await;
+    let killed = tempfile::tempdir().unwrap();
+    image(fixture.fast.path(), killed.path());
+    drop(overlay);
+    let overlay = Overlay::open(Options { fast: vec![killed.path().into()], ..options(&fixture) }).await.unwrap();
+    overlay.open_inherited(ino, RDWR).await.unwrap();
+    overlay.fsync(ino, false).await.unwrap();
+    assert!(syncs() > before, "{}", syncs());
+    // Without an fsync, the pool is asked now and then.
+    let before = syncs();
+    for at in 0..70 {
+        put(&overlay, ino, at % 12 * MIB, &content(at as u64, MIB)).await;
+    }
+    assert!(syncs() > before);
+    fixture.fault.set_odds(CallKind::SyncFile, Odds { before: 1.0, after: 0.0 });
+    put(&overlay, ino, 0, b"lost").await;
+    assert!(overlay.fsync(ino, false).await.is_err());
+    fixture.fault.heal();
+    assert!(overlay.fsync(ino, false).await.is_err(), "the pool would not tell again");
+    overlay.setattr(ino, &Change { size: Some(0), ..Change::default() }, CALLER).await.unwrap();
+    overlay.fsync(ino, false).await.unwrap();
+    close(&overlay, ino).await;
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_the_pool_that_was_lost_makes_no_conflict() {
+    let fixture = Fixture::new();
+    let (overlay, ino, mut expected) = written_through(&fixture).await;
+    for ends in ["read", "write", "empty"] {
+        fixture.fault.set_odds(CallKind::WriteAt, Odds { before: 0.0, after: 1.0 });
+        let arrived = content(11, 1000);
+        assert!(overlay.write(ino, expected.len() as u64, arrived.clone().into()).await.is_err(), "{ends}");
+        expected.extend(arrived);
+        fixture.fault.heal();
+        match ends {
+            "read" => assert_eq!(
+                overlay.read(ino, expected.len() as u64 - 9, 9).await.unwrap(),
+                expected[expected.len() - 9..]
+            ),
+            "write" => {
+                put(&overlay, ino, 0, b"go on").await;
+                expected[..5].copy_from_slice(b"go on");
+            }
+            _ => {
+                overlay.setattr(ino, &Change { size: Some(0), ..Change::default() }, CALLER).await.unwrap();
+                put(&overlay, ino, 0, b"short").await;
+                expected = b"short".to_vec();
+            }
+        }
+    }
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    assert!(in_pool(&fixture, "large").unwrap() == expected);
+    assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
+    assert_eq!(fixture.pooled().len(), 1);
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_write_one_file_at_the_same_time_while_its_directory_is_listed() {
+    let fixture = Fixture::new();
+    let overlay = Overlay::open(options(&fixture)).await.unwrap();
+    let expected = content(12, 24 * MIB);
+    let ino = create(&overlay, "large").await;
+    let writers: Vec<_> = (0..4)
+        .map(|writer| {
+            let (overlay, expected) = (overlay.clone(), expected.clone());
+            tokio::spawn(async move {
+                overlay.open_file(ino, RDWR).await.unwrap();
+                for at in (writer * 64 * 1024..expected.len()).step_by(256 * 1024) {
+                    put(&overlay, ino, at, &expected[at..at + 64 * 1024]).await;
+                    let there = overlay.read(ino, at as u64, 64 * 1024).await.unwrap();
+                    assert!(there == expected[at..at + 64 * 1024], "at {at}");
+                    assert!(overlay.getattr(ino).await.unwrap().0.size >= at as u64 + 64 * 1024);
+                }
+                overlay.release(ino, RDWR);
+            })
+        })
+        .collect();
+    while !writers.iter().all(|writer| writer.is_finished()) {
+        overlay.list_residency(&pool_path(""), true).await.unwrap();
+        let _ = overlay.lookup(Ino::ROOT, b"none").await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    assert!(in_pool(&fixture, "large").unwrap() == expected);
 }
 
 /// SEMANTICS 47: "a file that does not fit is written through"

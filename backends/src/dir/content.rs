@@ -126,9 +126,12 @@ pub(super) fn write_at(
         return Err(call.error(ErrorKind::TooLarge, "no file reaches that far"));
     }
     let object = call.path.object();
-    let kept = object.and_then(|object| writers.get(object));
-    let (file, keeps) = match kept {
-        Some(file) => (file, true),
+    let (file, keeps) = match object.and_then(|object| writers.get(object)) {
+        Some(file) => {
+            // Another client may have given the name to another object.
+            root.object(call.path).map_err(|errno| call.failed(errno))?;
+            (file, true)
+        }
         None => {
             let file = Arc::new(open_file(root, call, OFlags::WRONLY)?.0);
             let keeps = object.is_some_and(|object| writers.keep(object, &file));
@@ -136,20 +139,20 @@ pub(super) fn write_at(
         }
     };
     let written = write_all(&file, data, offset).and_then(|()| if keeps { Ok(()) } else { fdatasync(&file) });
-    let stat = written.and_then(|()| stat_fd(&file)).map_err(|errno| call.failed(errno))?;
-    if stat.nlink == 0 {
-        if let Some(object) = object {
-            writers.take(object);
-        }
-        return Err(call.error(ErrorKind::NotFound, "it was removed or replaced while it was written"));
-    }
-    Ok(stat)
+    written.and_then(|()| stat_fd(&file)).map_err(|errno| call.failed(errno))
 }
 
-/// Makes durable what [`write_at`] wrote to the object of the path.
-pub(super) fn sync(writers: &OpenWriters, call: PathCall<'_>) -> Result<()> {
-    match call.path.object().and_then(|object| writers.take(object)) {
-        Some(file) => fdatasync(&file).map_err(|errno| call.failed(errno)),
-        None => Ok(()),
+/// Makes durable what was written to an object, by this process or one before it.
+pub(super) fn sync(root: &RootDirectory, writers: &OpenWriters, call: PathCall<'_>) -> Result<()> {
+    let object = call.path.object();
+    let kept = object.and_then(|object| writers.get(object));
+    let file = match &kept {
+        Some(file) => Arc::clone(file),
+        None => Arc::new(open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0),
+    };
+    fdatasync(&file).map_err(|errno| call.failed(errno))?;
+    if let Some(object) = object.filter(|_| kept.is_some()) {
+        writers.forget(object);
     }
+    Ok(())
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lru::LruCache;
 use parking_lot::Mutex;
 
+use super::stat::stat_fd_cached;
 use crate::{Identity, Version};
 
 /// The most files that one pool keeps open.
@@ -33,9 +34,11 @@ impl OpenWriters {
         self.0.lock().get(&object).cloned()
     }
 
-    /// Keeps a file until it is taken out. Returns `false` if too many files are kept: then the caller syncs it.
+    /// Keeps a file until it is forgotten. Returns `false` if too many files are kept: then the caller syncs it.
     pub(super) fn keep(&self, object: Identity, file: &Arc<OwnedFd>) -> bool {
         let mut files = self.0.lock();
+        // Another client may have removed some.
+        files.retain(|_, file| stat_fd_cached(&**file).is_ok_and(|stat| stat.nlink > 0));
         let keeps = files.len() < MAX_OPEN_WRITERS;
         if keeps {
             files.insert(object, file.clone());
@@ -43,8 +46,9 @@ impl OpenWriters {
         keeps
     }
 
-    pub(super) fn take(&self, object: Identity) -> Option<Arc<OwnedFd>> {
-        self.0.lock().remove(&object)
+    pub(super) fn forget(&self, object: Identity) {
+        let file = self.0.lock().remove(&object);
+        drop(file);
     }
 }
 

@@ -7,12 +7,13 @@ use std::thread;
 
 use forebay_api::jobs::{JobFile, JobSummary, Sample};
 use forebay_api::operator::Status;
+use forebay_api::peers::PeersStatus;
 use forebay_backends::decorators::{Metrics, MetricsSnapshot, SlowCall};
 use forebay_engine::Overlay;
 use forebay_fuse::RequestLatencies;
 use forebay_jobs::Jobs;
 use forebay_serve::Dashboard;
-use forebay_serve::metrics::{self, EngineMetrics, OperationCounts, OperationMetrics};
+use forebay_serve::metrics::{self, EngineMetrics, OperationCounts, OperationMetrics, PeerMetrics};
 use forebay_serve::page::MountSource;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -84,6 +85,8 @@ impl MetricsServer {
         registry.register_collector(Box::new(EngineMetrics::new(overlay.clone(), pool.clone())));
         let counts = requests.clone();
         registry.register_collector(Box::new(OperationMetrics::new(move || operations(&counts))));
+        let known = facts.clone();
+        registry.register_collector(Box::new(PeerMetrics::new(move || peers(&known))));
         let stop = CancellationToken::new();
         let source = Arc::new(PageSource { jobs, pool, requests, facts });
         let dashboard = Dashboard::new(registry, overlay, source, address, stop.clone());
@@ -105,6 +108,10 @@ fn operations(requests: &RequestLatencies) -> OperationCounts {
     OperationCounts { latencies: requests.snapshot(), waiting: requests.waiting() }
 }
 
+fn peers(facts: &Facts) -> Option<PeersStatus> {
+    facts.peers.as_ref().map(|peers| peers.status())
+}
+
 impl MountSource for PageSource {
     fn complete(&self, status: Status) -> Status {
         complete(status, &self.facts)
@@ -120,6 +127,10 @@ impl MountSource for PageSource {
 
     fn operations(&self) -> OperationCounts {
         operations(&self.requests)
+    }
+
+    fn peers(&self) -> Option<PeersStatus> {
+        peers(&self.facts)
     }
 
     fn sample(&self) -> BoxFuture<'_, forebay_backends::Result<Sample>> {

@@ -9,6 +9,7 @@ mod through;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
@@ -28,6 +29,9 @@ use crate::tiers::device_health::is_of_device;
 const READAHEAD_REQUESTS: u64 = 8;
 /// A read is sequential if its offset is no further than this from the end of the reads before it.
 const READAHEAD_GAP_BYTES: u64 = 2 << 20;
+
+/// How long a writer tries to write a file through while other programs change it.
+const WRITE_THROUGH_WAIT: Duration = Duration::from_secs(30);
 
 /// Logs an error of a file, unless the file is deleted or has lost its last name: then nothing is left to settle.
 fn tell_unless_gone(node: &Node, error: &Error, when: &str) {
@@ -115,6 +119,7 @@ impl Overlay {
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        let begun = Instant::now();
         loop {
             let full = {
                 let _writing = inner.begin_writing(&node);
@@ -130,7 +135,9 @@ impl Overlay {
                 }
             };
             // No longer counted as a change: the content is given up only while there is none.
-            inner.begin_write_through(&node, full).await?;
+            if !inner.begin_write_through(&node, &full).await? && begun.elapsed() > WRITE_THROUGH_WAIT {
+                return Err(full);
+            }
         }
     }
 
@@ -141,9 +148,7 @@ impl Overlay {
         }
         let node = self.inner.node(ino)?;
         self.inner.learn_policy_facts(&node).await;
-        if node.is_written_through() {
-            self.inner.sync_through(&node).await?;
-        }
+        self.inner.sync_through(&node).await?;
         if self.inner.policy_of(&node).flush() == FlushPolicy::OnClose {
             return self.inner.flush_inode_now(ino).await;
         }
@@ -156,9 +161,7 @@ impl Overlay {
     /// `EIO` if part of the content was lost on its way to the device, now or earlier.
     pub async fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let node = self.inner.node(ino)?;
-        if node.is_written_through() {
-            self.inner.sync_through(&node).await?;
-        }
+        self.inner.sync_through(&node).await?;
         if node.state.lock().record.file.is_dirty() {
             self.inner.leave_memory(&node).await?;
         }

@@ -6,6 +6,7 @@
 mod bypass;
 mod dirty_content;
 mod opens;
+mod pool_sync;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -23,6 +24,7 @@ use tokio::sync::watch;
 pub(crate) use self::bypass::{Bypass, Written};
 pub(crate) use self::dirty_content::DirtyContent;
 pub(crate) use self::opens::FileOpens;
+pub(crate) use self::pool_sync::PoolSync;
 pub(crate) use self::table::NodeTable;
 use crate::Growth;
 use crate::Ino;
@@ -82,6 +84,7 @@ pub(crate) struct NodeState {
     pub pool_calls: (u64, u64),
     pub bypass: Bypass,
     pub dirty_content: DirtyContent,
+    pub pool_sync: PoolSync,
     /// Its content was replaced by an empty content file, and the last writer has not closed it since.
     pub emptied: bool,
     pub quiescence: Quiescence,
@@ -188,6 +191,7 @@ impl NodeState {
             pool_calls: (0, 0),
             bypass: Bypass::default(),
             dirty_content: DirtyContent::default(),
+            pool_sync: PoolSync::default(),
             emptied: false,
             quiescence: Quiescence::default(),
             growth: Growth::default(),
@@ -257,7 +261,8 @@ impl NodeState {
         let known_here = self.count_unsaved
             || !self.bypass.is_none()
             || (self.record.file.is_dirty() && !self.dirty_content.is_durable())
-            || self.dirty_content.uploaded_stamp().is_some();
+            || self.dirty_content.uploaded_stamp().is_some()
+            || self.pool_sync != PoolSync::Synced;
         !(in_use || asks_pool || only_copy || known_here || self.is_deleted())
     }
 }

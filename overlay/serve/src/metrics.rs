@@ -6,6 +6,7 @@
 mod engine;
 mod exposition;
 mod operations;
+mod peers;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
@@ -14,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 pub use engine::EngineMetrics;
 pub use operations::{OperationCounts, OperationMetrics};
+pub use peers::PeerMetrics;
 
 use crate::ReplyBody;
 

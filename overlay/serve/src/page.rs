@@ -9,6 +9,7 @@ mod residency;
 use bytes::Bytes;
 use forebay_api::jobs::{JobFile, JobSummary, Sample};
 use forebay_api::operator::Status;
+use forebay_api::peers::PeersStatus;
 use forebay_backends::Result;
 use forebay_backends::decorators::{MetricsSnapshot, SlowCall};
 use futures::future::BoxFuture;
@@ -32,6 +33,8 @@ pub trait MountSource: Send + Sync + 'static {
     fn slow_calls(&self) -> Vec<SlowCall>;
     /// Returns the counts of the requests of the kernel.
     fn operations(&self) -> OperationCounts;
+    /// Returns what is known of the other nodes. `None`: the node has no peers file.
+    fn peers(&self) -> Option<PeersStatus>;
     /// Returns the traffic of all jobs, for a caller that asks once a second.
     fn sample(&self) -> BoxFuture<'_, Result<Sample>>;
     /// Returns all known jobs, the oldest first.

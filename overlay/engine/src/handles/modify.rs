@@ -11,7 +11,7 @@ use forebay_system::clock::{stamp_now, unix_now};
 
 use super::super::{Inner, Txn, blocking};
 use super::open::{check_current, is_given_up};
-use crate::node::Node;
+use crate::node::{Node, PoolSync};
 
 impl Inner {
     /// Returns the content file of a file for changes: the content is complete, and durably marked dirty.
@@ -45,6 +45,10 @@ impl Inner {
 
     /// Empties a file without fetching its old content.
     pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        if node.is_written_through() {
+            // So that the version is known that the new content replaces.
+            self.truncate_through(node, 0).await?;
+        }
         let was_open = node.state.lock().opens.any();
         let _writing = self.begin_writing(node);
         check_current(&node.state.lock())?;
@@ -95,6 +99,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         state.changed();
         state.emptied = true;
+        state.pool_sync = PoolSync::default();
         state.kernel.pages_stale = true;
         txn.commit()?;
         self.keep_open(node.ino);

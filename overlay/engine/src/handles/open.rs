@@ -189,6 +189,7 @@ impl Inner {
         if write {
             if bypasses {
                 state.bypass.open();
+                state.opens.note_bypass();
             }
             self.begin_counting(ino);
         }

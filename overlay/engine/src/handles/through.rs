@@ -24,12 +24,16 @@ use forebay_policy::{FlushPolicy, Write};
 use super::super::coherence::PoolChange;
 use super::super::{Inner, Txn};
 use super::open::check_current;
-use crate::node::Node;
+use crate::node::{Node, PoolSync};
 
 /// How often it is tried to give up the content of a file: other writers may be about to change it.
-const ATTEMPTS: u32 = 100;
+const ATTEMPTS: u32 = 20;
+/// How often the content is uploaded for that.
+const UPLOADS: u32 = 2;
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often attributes are flushed before a write goes to the pool.
+const SETTLE_ATTEMPTS: u32 = 3;
 /// The extended attribute of file capabilities: a privilege that new content must not have.
 const CAPABILITIES: &[u8] = b"security.capability";
 
@@ -51,35 +55,44 @@ impl Inner {
         !record.file.is_whole() && record.clean_bytes() > self.store.budget.limit()
     }
 
-    /// Begins to write a file through. `full`: why a write to the content file failed.
+    /// Begins to write a file through. `full`: why a write to the content file failed. Returns `false` if other programs
+    /// change the file just now: then the write may be tried again.
     ///
     /// # Errors
     /// `full` if the file cannot be written through.
-    pub(super) async fn begin_write_through(self: &Arc<Self>, node: &Arc<Node>, full: Error) -> Result<()> {
+    pub(super) async fn begin_write_through(self: &Arc<Self>, node: &Arc<Node>, full: &Error) -> Result<bool> {
+        let refused = || Error::new(full.kind(), full.side(), full.to_string());
         if !self.may_write_through(node) {
-            return Err(full);
+            return Err(refused());
         }
         let _waiting = self.wait_for_room();
+        let mut uploads = 0..UPLOADS;
         for _ in 0..ATTEMPTS {
-            let file = node.state.lock().record.file;
+            let (file, is_uploaded) = {
+                let state = node.state.lock();
+                (state.record.file, state.is_uploaded())
+            };
             if file.is_written_through() {
-                return Ok(());
+                return Ok(true);
             }
-            if file.is_dirty()
-                && let Err(error) = self.flush_inode_now(node.ino).await
-            {
-                let path = self.display(node.ino);
-                tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
-                return Err(full);
+            if file.is_dirty() && !is_uploaded {
+                if uploads.next().is_none() {
+                    return Ok(false);
+                }
+                if let Err(error) = self.flush_inode_now(node.ino).await {
+                    let path = self.display(node.ino);
+                    tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
+                    return Err(refused());
+                }
             }
             if self.try_begin_write_through(node).await? {
                 let path = self.display(node.ino);
                 tracing::info!(%path, "it does not fit into the fast pool: it is written through to the pool");
-                return Ok(());
+                return Ok(true);
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Err(full)
+        Ok(false)
     }
 
     fn may_write_through(&self, node: &Node) -> bool {
@@ -102,7 +115,7 @@ impl Inner {
         };
         if is_dirty {
             let Some(stamp) = stamp else { return Ok(false) };
-            if !self.unmark_dirty_unless(node, stamp, |opens| opens.is_changing())? {
+            if !self.unmark_dirty_unless(node, stamp, |opens| opens.is_changing() || opens.may_bypass())? {
                 return Ok(false);
             }
             // The content file is removed only after the catalog durably has the file as clean.
@@ -111,7 +124,13 @@ impl Inner {
         let mut txn = Txn::begin(self);
         let state = txn.state(ino)?;
         check_current(state)?;
-        let is_used = state.opens.is_changing() || state.content.as_ref().is_some_and(|content| is_held(&content.file));
+        let content = match state.record.file.content() {
+            // Without a descriptor of its own, the daemon would not see that the kernel has one.
+            Some(_) => Some(self.content(ino, state)?),
+            None => None,
+        };
+        let is_held = content.is_some_and(|content| is_held(&content.file));
+        let is_used = state.opens.is_changing() || state.opens.may_bypass() || is_held;
         let record = txn.record(ino)?;
         if is_used || record.file.is_dirty() || !record.in_pool() {
             return Ok(false);
@@ -140,7 +159,7 @@ impl Inner {
         let bytes = data.len() as u64;
         self.may_send(bytes).await;
         let write = |path| async move { self.pool.write_at(&path, offset, data).await };
-        let written = self.change_pool_copy(node, write).await?;
+        let written = self.change_pool_copy(node, bytes, write).await?;
         self.counters.pool_written_bytes.fetch_add(if written { bytes } else { 0 }, Ordering::Relaxed);
         Ok(written.then_some(bytes as u32))
     }
@@ -149,40 +168,72 @@ impl Inner {
     pub(super) async fn truncate_through(self: &Arc<Self>, node: &Arc<Node>, size: u64) -> Result<bool> {
         let change = SetAttrs { size: Some(size), ..SetAttrs::default() };
         let cut = |path| async move { self.pool.set_attrs(&path, &change).await };
-        self.change_pool_copy(node, cut).await
+        self.change_pool_copy(node, 0, cut).await
     }
 
     /// Changes the pool's copy of a file that is written through, and records its new version. Returns `false`, without
-    /// a change, if the file is no longer written through.
+    /// a change, if the file is no longer written through. `bytes`: how many are written.
     async fn change_pool_copy<F>(
         self: &Arc<Self>,
         node: &Arc<Node>,
+        bytes: u64,
         change: impl FnOnce(PoolPath) -> F + Send,
     ) -> Result<bool>
     where
         F: Future<Output = Result<Stat>> + Send,
     {
         let ino = node.ino;
-        self.resolve_doubt(ino).await?;
-        if has_privileges_to_drop(&self.record_of(ino)?) {
-            self.flush_inode(ino).await?;
-        }
-        let _moves = self.flusher.moves.read().await;
-        let _lock = node.flush.lock().await;
-        let object = {
-            let state = node.state.lock();
-            check_current(&state)?;
-            if !state.record.file.is_written_through() {
+        for _ in 0..SETTLE_ATTEMPTS {
+            self.resolve_doubt(ino).await?;
+            if has_privileges_to_drop(&self.record_of(ino)?) {
+                self.flush_inode(ino).await?;
+            }
+            let _moves = self.flusher.moves.read().await;
+            let _lock = node.flush.lock().await;
+            let record = {
+                let state = node.state.lock();
+                check_current(&state)?;
+                state.record.clone()
+            };
+            if !record.file.is_written_through() {
                 return Ok(false);
             }
-            state.record.version.as_ref().and_then(Version::identity)
-        };
-        let _change = PoolChange::begin(self, &[ino])?;
-        let path = self.pool_path(ino)?.of_object(object);
-        let changed = self.ask(change(path)).await;
-        let stat = changed.map_err(|e| self.no_longer_there(node, e.context(self.display(ino))))?;
+            if has_privileges_to_drop(&record) || self.is_in_doubt(ino)? {
+                continue;
+            }
+            // The directories, too: a listing that was requested before has the old size.
+            let mut touched = vec![ino];
+            touched.extend(record.pool_links.iter().map(|(parent, _)| *parent));
+            let _change = PoolChange::begin(self, &touched)?;
+            let path = self.pool_path(ino)?.of_object(record.version.as_ref().and_then(Version::identity));
+            return match self.ask(change(path)).await {
+                Ok(stat) => {
+                    self.take_pool_copy(node, &stat)?;
+                    let due = {
+                        let mut state = node.state.lock();
+                        state.pool_sync.wrote(bytes);
+                        state.pool_sync.is_due()
+                    };
+                    if due {
+                        self.sync_pool_copy(node).await?;
+                    }
+                    Ok(true)
+                }
+                Err(error) => {
+                    // It may have reached the pool all the same.
+                    let _ = self.look_at_pool_copy(node).await;
+                    Err(self.no_longer_there(node, error.context(self.display(ino))))
+                }
+            };
+        }
+        let what = format!("{}: its attributes cannot be brought to the pool", self.display(ino));
+        Err(Error::new(ErrorKind::Busy, Side::Pool, what))
+    }
+
+    /// Records the version of the pool's copy, which no other call of this daemon changes meanwhile.
+    fn take_pool_copy(&self, node: &Node, stat: &Stat) -> Result<()> {
         let mut txn = Txn::begin(self);
-        let record = txn.record(ino)?;
+        let record = txn.record(node.ino)?;
         record.version = Some(stat.version.clone());
         record.occupied_in_pool = stat.occupied;
         // It may have been emptied meanwhile: then the pool's copy is older.
@@ -191,11 +242,30 @@ impl Inner {
             record.mtime = stat.mtime;
             record.ctime = record.ctime.max(stat.ctime);
         }
-        let state = txn.state(ino)?;
+        let state = txn.state(node.ino)?;
         state.changed();
         state.validated = Some(Instant::now());
-        txn.commit()?;
-        Ok(true)
+        txn.commit()
+    }
+
+    /// Records the version that the pool's copy has now: an answer was lost, or another client changed it. The caller
+    /// holds the flush lock.
+    async fn look_at_pool_copy(&self, node: &Node) -> Result<()> {
+        let object = node.state.lock().record.version.as_ref().and_then(Version::identity);
+        let path = self.pool_path(node.ino)?.of_object(object);
+        let stat = self.ask(self.pool.stat(&path)).await?;
+        let is_known = {
+            let record = &node.state.lock().record;
+            let same_object = record.version.as_ref().is_some_and(|known| known.same_object(&stat.version));
+            !record.file.is_written_through() || !same_object
+        };
+        if is_known {
+            return Ok(());
+        }
+        self.take_pool_copy(node, &stat)?;
+        // Its pages in the kernel may be those of the version before.
+        self.tell_kernel_inode(node.ino, true);
+        Ok(())
     }
 
     /// Reads a range of a file that is written through. No write of this daemon changes the version meanwhile.
@@ -204,25 +274,69 @@ impl Inner {
             let _moves = self.flusher.moves.read().await;
             let _lock = node.flush.lock().await;
             match self.read_as_known(node, range.clone()).await {
-                // Another client changed it, or it is no longer written through.
-                Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
+                Err(e) if e.is(ErrorKind::Stale) => {
+                    self.look_at_pool_copy(node).await.map_err(|e| self.no_longer_there(node, e))?;
+                    if let Ok(data) = self.read_as_known(node, range.clone()).await {
+                        return Ok(data);
+                    }
+                }
+                // It is no longer written through, or removed.
+                Err(e) if e.is(ErrorKind::NotFound) => {}
                 other => return other,
             }
         }
         self.read_uncached(node, range).await
     }
 
-    /// Makes durable what was written through to the pool.
+    /// Makes durable what was written through to the pool, if anything was.
+    ///
+    /// # Errors
+    /// Those of the pool. If bytes were lost there, each later call fails, too.
     pub(super) async fn sync_through(&self, node: &Node) -> Result<()> {
-        let object = node.state.lock().record.version.as_ref().and_then(Version::identity);
-        let path = self.pool_path(node.ino)?.of_object(object);
-        let synced = self.ask(self.pool.sync_file(&path)).await;
-        synced.map_err(|e| e.context(self.display(node.ino)))
+        if node.state.lock().pool_sync == PoolSync::Synced {
+            return Ok(());
+        }
+        let _moves = self.flusher.moves.read().await;
+        let _lock = node.flush.lock().await;
+        self.sync_pool_copy(node).await
+    }
+
+    /// The same for a caller that holds the flush lock.
+    async fn sync_pool_copy(&self, node: &Node) -> Result<()> {
+        let (before, object) = {
+            let state = node.state.lock();
+            (state.pool_sync, state.record.version.as_ref().and_then(Version::identity))
+        };
+        if before == PoolSync::Lost {
+            let what = format!("{}: the pool lost what was written through to it", self.display(node.ino));
+            return Err(Error::os(libc::EIO, Side::Pool, what));
+        }
+        let Ok(path) = self.pool_path(node.ino) else {
+            // It was removed: nothing is left to keep.
+            node.state.lock().pool_sync.synced(before);
+            return Ok(());
+        };
+        match self.ask(self.pool.sync_file(&path.of_object(object))).await {
+            Ok(()) => {
+                node.state.lock().pool_sync.synced(before);
+                Ok(())
+            }
+            Err(e) if e.is(ErrorKind::NotFound) => {
+                node.state.lock().pool_sync.synced(before);
+                Err(self.no_longer_there(node, e.context(self.display(node.ino))))
+            }
+            Err(e) => {
+                if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Quota | ErrorKind::Os(_)) {
+                    node.state.lock().pool_sync.lost();
+                }
+                Err(e.context(self.display(node.ino)))
+            }
+        }
     }
 
     /// Ends that a file is written through, unless a program has it open for writing. Returns whether it is over.
     pub(crate) fn end_write_through(self: &Arc<Self>, node: &Arc<Node>) -> Result<bool> {
-        if !node.state.lock().record.file.is_written_through() {
+        if !node.is_written_through() {
             return Ok(true);
         }
         let mut txn = Txn::begin(self);
@@ -234,6 +348,8 @@ impl Inner {
             return Ok(true);
         }
         record.file = record.file.end_write_through()?;
+        // A daemon that was killed may have written more.
+        txn.state(node.ino)?.pool_sync.wrote(0);
         txn.commit()?;
         // A program that must know that its bytes are durable has called fsync before.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -242,6 +358,9 @@ impl Inner {
                 if let Err(error) = inner.sync_through(&node).await {
                     tracing::error!(%error, "what was written through to the pool may be lost there");
                 }
+                let ino = node.ino;
+                drop(node);
+                inner.table.drop_idle(ino);
             });
         }
         Ok(true)

@@ -9,6 +9,7 @@ pub(crate) struct FileOpens {
     writers: u32,
     changes: u32,
     direct: bool,
+    bypasses: bool,
 }
 
 impl FileOpens {
@@ -26,7 +27,18 @@ impl FileOpens {
             *count -= 1;
             all.fetch_sub(1, Ordering::Relaxed);
         }
-        self.direct &= self.has_writer();
+        self.forget_writers();
+    }
+
+    /// Notes that this daemon let a writer write without it.
+    pub fn note_bypass(&mut self) {
+        self.bypasses = true;
+    }
+
+    /// Whether this daemon let a writer write without it, and there has been a writer ever since. The kernel may be about
+    /// to open the content file for it.
+    pub fn may_bypass(&self) -> bool {
+        self.bypasses
     }
 
     pub fn begin_change(&mut self) {
@@ -36,7 +48,7 @@ impl FileOpens {
     pub fn end_change(&mut self) {
         debug_assert!(self.changes > 0, "a change ended that had not begun");
         self.changes = self.changes.saturating_sub(1);
-        self.direct &= self.has_writer();
+        self.forget_writers();
     }
 
     /// Whether the daemon changes the file for a request just now.
@@ -56,6 +68,12 @@ impl FileOpens {
     /// change.
     pub fn writes_direct(&self) -> bool {
         self.direct
+    }
+
+    /// Forgets what was known of writers if none is left.
+    fn forget_writers(&mut self) {
+        self.direct &= self.has_writer();
+        self.bypasses &= self.has_writer();
     }
 
     fn count(&mut self, write: bool) -> &mut u32 {

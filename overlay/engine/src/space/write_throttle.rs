@@ -198,7 +198,7 @@ impl Inner {
         self.release_content(node.ino);
         let ended = {
             let mut state = node.state.lock();
-            !is_held(&content.file) && self.end_bypass(node.ino, &mut state)
+            !state.opens.may_bypass() && !is_held(&content.file) && self.end_bypass(node.ino, &mut state)
         };
         if ended {
             return Ok(());

@@ -37,7 +37,7 @@ impl Inner {
 
     /// Whether a call in doubt may have moved an inode or a directory above it, or may have given one of the inode's
     /// names in the pool to another inode.
-    pub(super) fn is_in_doubt(&self, ino: Ino) -> Result<bool> {
+    pub(crate) fn is_in_doubt(&self, ino: Ino) -> Result<bool> {
         let mut unsure = false;
         self.visit_above_in_pool(ino, |_, record| {
             unsure |= !record.sent_to.is_empty();

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use forebay_api::jobs::{JobSummary, Sample};
 use forebay_api::operator::{DirtyFile, Status};
+use forebay_api::peers::PeersStatus;
 use forebay_backends::decorators::{CallKind, SlowCall};
 use forebay_backends::latency::LatencySnapshot;
 use forebay_engine::Overlay;
@@ -53,6 +54,8 @@ struct PageUpdate {
     slow: Vec<SlowCall>,
     requests: Vec<RequestLatency>,
     requests_waiting: u64,
+    /// `None`: the node has no peers file.
+    peers: Option<PeersStatus>,
     sample: Option<Sample>,
     /// `None`: as in the event before.
     jobs: Option<Vec<JobSummary>>,
@@ -150,6 +153,7 @@ impl<S: MountSource> EventStream<S> {
             slow: self.source.slow_calls(),
             requests: used.map(|(operation, latency)| RequestLatency { operation, latency }).collect(),
             requests_waiting: operations.waiting,
+            peers: self.source.peers(),
             sample: self.source.sample().await.ok(),
             jobs,
         };

@@ -211,6 +211,7 @@ function draw(update) {
   drawJobs(view.jobs, atUnix);
   drawSlow(update.slow);
   drawLatencies(update);
+  drawPeers(update.peers);
   for (const { plot, values } of view.charts) {
     plot.setData(values());
     // The legend shows the last values unless the pointer chooses others.
@@ -276,7 +277,7 @@ function onKey(event) {
   else if (event.key === "t") nextTheme();
   else if (event.key === "?") help();
   else if (event.key === "Backspace") up();
-  else if (event.key >= "1" && event.key <= "8") {
+  else if (event.key >= "1" && event.key <= "9") {
     const section = byId("s" + event.key);
     section.focus({ preventScroll: true });
     section.scrollIntoView();

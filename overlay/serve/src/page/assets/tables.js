@@ -98,6 +98,28 @@ function drawLatencies(update) {
   ], update.requests, "None yet.");
 }
 
+const reasonsText = (reasons) => reasons.map(([why, count]) => why + " " + countText(count)).join(", ");
+
+function drawPeers(peers) {
+  document.getElementById("s9").hidden = !peers;
+  if (!peers) return;
+  const note = ["This node is " + peers.node + ", answers at " + peers.listen + ", placement " + peers.placement,
+    ". From other nodes: ", exactBytes(peers.read_bytes), ", to other nodes: ", exactBytes(peers.given_bytes), ". "];
+  if (peers.passed_over.length > 0) note.push("Passed over: " + reasonsText(peers.passed_over) + ".");
+  document.getElementById("peers-note").replaceChildren(...note);
+  drawTable("peers", [
+    ["Member", "path", (m) => m.node],
+    ["Address", "", (m) => m.address],
+    ["State", "", (m) => (m.state === "suspected" ? fault("▲ suspected") : m.state === "this" ? "this node" : "✓ trusted")],
+    ["Known by", "", (m) => m.sources.join(", ")],
+    ["Share", "right", (m) => percentText(m.share)],
+    ["Read from it", "right", (m) => exactBytes(m.read_bytes)],
+    ["Given to it", "right", (m) => exactBytes(m.given_bytes)],
+    ["Passed over", "text", (m) => fault(reasonsText(m.passed_over))],
+    ["", "text", (m) => (m.sees_other_members ? fault("has another list of members") : null)],
+  ], peers.members, "There is no other member.");
+}
+
 function foreseen(job) {
   const ahead = job.ahead;
   if (!ahead) return null;
