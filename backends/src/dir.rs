@@ -29,7 +29,6 @@ mod trial;
 mod upload;
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -39,7 +38,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::fs::{OFlags, fstatvfs, fsync, ftruncate, readlinkat};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
@@ -241,25 +240,13 @@ impl Shared {
         Ok(stat)
     }
 
-    /// Takes the lock of the writers of `path` in this process. A call that its caller has given up keeps it to its end.
-    fn turn(&self, path: &PoolPath) -> MutexGuard<'_, ()> {
-        let mut hasher = DefaultHasher::new();
-        path.hash(&mut hasher);
-        self.publishing[hasher.finish() as usize % PUBLISH_LOCKS].lock()
-    }
-
-    /// Closes an object that was removed or replaced, so that it no longer takes space.
-    fn forget_object(&self, version: &Version) {
-        self.files.forget_object(version);
-        if let Some(object) = self.outward_version(version).identity() {
-            self.writers.forget(object);
-        }
-    }
-
     fn set_attrs(&self, call: PathCall<'_>, changes: &SetAttrs) -> Result<Stat> {
         if let Some(size) = changes.size {
             let (file, _) = content::open_file(&self.root, call, OFlags::WRONLY)?;
             ftruncate(&file, size).and_then(|()| fsync(&file)).map_err(|errno| call.failed(errno))?;
+            if let (0, Some(object)) = (size, call.path.object()) {
+                self.writers.forget(object);
+            }
         }
         self.with_object(call, |target, object| {
             target.change(changes, self.abilities.public.objects.owners)?;
@@ -391,7 +378,11 @@ impl Pool for DirPool {
 
     async fn sync_file(&self, path: &PoolPath) -> Result<()> {
         let path = path.clone();
-        self.blocking(move |pool| content::sync(&pool.root, &pool.writers, pool.root.call("sync", &path))).await
+        self.blocking(move |pool| {
+            let _turn = pool.turn(&path);
+            content::sync(&pool.root, &pool.writers, pool.root.call("sync", &path))
+        })
+        .await
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {

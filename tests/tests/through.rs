@@ -35,6 +35,17 @@ async fn close(overlay: &Overlay, ino: Ino) {
     overlay.release(ino, RDWR);
 }
 
+/// Writes a file that is larger than the limit. Returns its content, too.
+async fn written_through(fixture: &Fixture) -> (Overlay, Ino, Vec<u8>) {
+    let overlay = Overlay::open(options(fixture)).await.unwrap();
+    let expected = content(10, 12 * MIB);
+    let ino = create(&overlay, "large").await;
+    for at in (0..expected.len()).step_by(MIB) {
+        put(&overlay, ino, at, &expected[at..at + MIB]).await;
+    }
+    (overlay, ino, expected)
+}
+
 fn in_pool(fixture: &Fixture, path: &str) -> Option<Vec<u8>> {
     let snapshot = fixture.memory.snapshot();
     snapshot.into_iter().find(|(at, _)| *at == pool_path(path)).map(|(_, entry)| entry.content.to_vec())
@@ -187,12 +198,7 @@ async fn where_it_cannot_be_written_through_a_write_fails_with_the_numbers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_client_of_the_pool_may_change_what_is_written_through() {
     let fixture = Fixture::new();
-    let overlay = Overlay::open(options(&fixture)).await.unwrap();
-    let expected = content(7, 12 * MIB);
-    let ino = create(&overlay, "large").await;
-    for at in (0..expected.len()).step_by(MIB) {
-        put(&overlay, ino, at, &expected[at..at + MIB]).await;
-    }
+    let (overlay, ino, expected) = written_through(&fixture).await;
     use forebay_backends::{Expected, Pool, SetAttrs};
     let path = pool_path("large");
     fixture.memory.write_at(&path, 12 << 20, "theirs".into()).await.unwrap();
@@ -213,12 +219,7 @@ async fn another_client_of_the_pool_may_change_what_is_written_through() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_is_killed_goes_on_writing_through() {
     let fixture = Fixture::new();
-    let overlay = Overlay::open(options(&fixture)).await.unwrap();
-    let mut expected = content(8, 12 * MIB);
-    let ino = create(&overlay, "large").await;
-    for at in (0..expected.len()).step_by(MIB) {
-        put(&overlay, ino, at, &expected[at..at + MIB]).await;
-    }
+    let (overlay, ino, mut expected) = written_through(&fixture).await;
     // The last write reached the pool, and the daemon died before it had the answer.
     let (killed, before) = (tempfile::tempdir().unwrap(), fixture.fast.path().to_owned());
     image(&before, killed.path());
@@ -240,11 +241,7 @@ async fn a_daemon_that_is_killed_goes_on_writing_through() {
 #[tokio::test(flavor = "multi_thread")]
 async fn new_content_in_the_pool_has_no_privileges_of_the_old() {
     let fixture = Fixture::new();
-    let overlay = Overlay::open(options(&fixture)).await.unwrap();
-    let ino = create(&overlay, "large").await;
-    for at in 0..12 {
-        put(&overlay, ino, at * MIB, &content(9, MIB)).await;
-    }
+    let (overlay, ino, _) = written_through(&fixture).await;
     let mode = |mode| Change { mode: Some(mode), ..Change::default() };
     overlay.setattr(ino, &mode(0o4755), CALLER).await.unwrap();
     flush(&overlay).await;
@@ -255,16 +252,6 @@ async fn new_content_in_the_pool_has_no_privileges_of_the_old() {
     put(&overlay, ino, 0, b"new").await;
     assert_eq!(there() & 0o7777, 0o755, "the bits were removed before the new bytes came");
     close(&overlay, ino).await;
-}
-
-async fn written_through(fixture: &Fixture) -> (Overlay, Ino, Vec<u8>) {
-    let overlay = Overlay::open(options(fixture)).await.unwrap();
-    let expected = content(10, 12 * MIB);
-    let ino = create(&overlay, "large").await;
-    for at in (0..expected.len()).step_by(MIB) {
-        put(&overlay, ino, at, &expected[at..at + MIB]).await;
-    }
-    (overlay, ino, expected)
 }
 
 /// SEMANTICS 47: "and a power cut none that"
@@ -284,9 +271,10 @@ async fn fsync_reaches_the_pool_and_what_the_pool_lost_stays_lost() {
     image(fixture.fast.path(), killed.path());
     drop(overlay);
     let overlay = Overlay::open(Options { fast: vec![killed.path().into()], ..options(&fixture) }).await.unwrap();
-    overlay.open_inherited(ino, RDWR).await.unwrap();
+    // Also before the daemon has opened again what the kernel holds open.
     overlay.fsync(ino, false).await.unwrap();
     assert!(syncs() > before, "{}", syncs());
+    overlay.open_inherited(ino, RDWR).await.unwrap();
     // Without an fsync, the pool is asked now and then.
     let before = syncs();
     for at in 0..70 {
@@ -335,6 +323,26 @@ async fn an_answer_of_the_pool_that_was_lost_makes_no_conflict() {
     assert!(in_pool(&fixture, "large").unwrap() == expected);
     assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
     assert_eq!(fixture.pooled().len(), 1);
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn another_name_of_the_object_leads_to_the_same_file() {
+    use forebay_backends::Pool;
+    let fixture = Fixture::new();
+    let (overlay, ino, mut expected) = written_through(&fixture).await;
+    fixture.memory.link(&pool_path("large"), &pool_path("other")).await.unwrap();
+    // The answer is of a version that no write of this daemon made.
+    fixture.memory.write_at(&pool_path("other"), 12 << 20, "more".into()).await.unwrap();
+    expected.extend(b"more");
+    assert_eq!(find(&overlay, "other").await, ino);
+    put(&overlay, ino, expected.len(), b" at the end").await;
+    expected.extend(b" at the end");
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    assert!(in_pool(&fixture, "other").unwrap() == expected);
+    assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
+    assert_eq!(fixture.pooled().len(), 2);
 }
 
 /// SEMANTICS 47: "a file that does not fit is written through"
@@ -408,6 +416,26 @@ fn programs_write_what_does_not_fit() {
     fs::set_permissions(mount.path("dd"), fs::Permissions::from_mode(0o600)).unwrap();
     mount.flush();
     assert_eq!(fs::metadata(mount.pool("dd")).unwrap().mode() & 0o777, 0o600);
+}
+
+/// SEMANTICS 47: "It reads it directly if a"
+#[test]
+fn what_the_kernel_reads_past_the_daemon_stays_in_the_fast_pool() {
+    let policy = "[default]\nflush = \"idle:1s\"\n";
+    let mount = Mount::new(mount::Options { limit: Some("64MiB".into()), ..mount::Options::policy(policy) });
+    fs::write(mount.pool("f"), content(3, MIB)).unwrap();
+    fs::read(mount.path("f")).unwrap();
+    let reader = File::open(mount.path("f")).unwrap();
+    let writer = OpenOptions::new().write(true).open(mount.path("f")).unwrap();
+    let written = (0..100).take_while(|n| writer.write_all_at(&content(*n, MIB), n << 20).is_ok()).count();
+    // Without passthrough, the daemon sees the reader.
+    assert!(written < 64 || !mount.status().passthrough, "{written}");
+    let mut piece = vec![0; MIB];
+    reader.read_exact_at(&mut piece, 0).unwrap();
+    assert!(piece == content(0, MIB), "the reader sees what is written");
+    drop((reader, writer));
+    mount.flush();
+    assert!(fs::read(mount.pool("f")).unwrap().len() >= written << 20);
 }
 
 /// SEMANTICS 47: "a file that does not fit is written through"

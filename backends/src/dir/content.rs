@@ -1,17 +1,20 @@
 //! Reading a version of a file, and writing into one in place.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{Mode, OFlags, fdatasync, openat};
 use rustix::io::{Errno, pread};
 
-use crate::{ErrorKind, FileKind, Result, Stat, Version};
+use crate::{ErrorKind, FileKind, PoolPath, Result, Stat, Version};
 
-use super::fds::{OpenFiles, OpenWriters};
+use super::Shared;
+use super::fds::{OpenFiles, OpenWriter, OpenWriters};
 use super::root::{PathCall, RootDirectory};
 use super::staging::write_all;
 use super::stat::{stat_fd, stat_fd_cached, stat_name};
@@ -113,6 +116,23 @@ fn read_exactly_missing(file: &OwnedFd, buffer: &mut Vec<u8>, missing: usize, at
     got
 }
 
+impl Shared {
+    /// Takes the lock of the writers of `path` in this process. A call that its caller has given up keeps it to its end.
+    pub(super) fn turn(&self, path: &PoolPath) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        self.publishing[hasher.finish() as usize % self.publishing.len()].lock()
+    }
+
+    /// Closes an object that was removed or replaced, so that it no longer takes space.
+    pub(super) fn forget_object(&self, version: &Version) {
+        self.files.forget_object(version);
+        if let Some(object) = self.outward_version(version).identity() {
+            self.writers.forget(object);
+        }
+    }
+}
+
 /// Overwrites a range in place, through a file that an earlier write kept open if there is one. If no file can be kept
 /// for [`sync`], the bytes are made durable at once.
 pub(super) fn write_at(
@@ -127,7 +147,7 @@ pub(super) fn write_at(
     }
     let object = call.path.object();
     let (file, keeps) = match object.and_then(|object| writers.get(object)) {
-        Some(file) => {
+        Some(OpenWriter { file, .. }) => {
             // Another client may have given the name to another object.
             root.object(call.path).map_err(|errno| call.failed(errno))?;
             (file, true)
@@ -142,17 +162,29 @@ pub(super) fn write_at(
     written.and_then(|()| stat_fd(&file)).map_err(|errno| call.failed(errno))
 }
 
-/// Makes durable what was written to an object, by this process or one before it.
+/// Makes durable what was written to an object, by this process or one before it. After a failure, each later call for
+/// the object fails, until it is emptied.
 pub(super) fn sync(root: &RootDirectory, writers: &OpenWriters, call: PathCall<'_>) -> Result<()> {
     let object = call.path.object();
-    let kept = object.and_then(|object| writers.get(object));
-    let file = match &kept {
-        Some(file) => Arc::clone(file),
-        None => Arc::new(open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0),
+    let file = match object.and_then(|object| writers.get(object)) {
+        Some(OpenWriter { failed: Some(why), .. }) => return Err(call.failed(why)),
+        Some(OpenWriter { file, .. }) => file,
+        None => Arc::new(open_any(root, call)?),
     };
-    fdatasync(&file).map_err(|errno| call.failed(errno))?;
-    if let Some(object) = object.filter(|_| kept.is_some()) {
-        writers.forget(object);
+    let synced = fdatasync(&file);
+    match (synced, object) {
+        (Ok(()), Some(object)) => writers.forget(object),
+        (Err(why), Some(object)) => writers.note_failed(object, file, why),
+        _ => {}
     }
-    Ok(())
+    synced.map_err(|errno| call.failed(errno))
+}
+
+/// Opens a file for reading, or else for writing: either will do for a sync.
+fn open_any(root: &RootDirectory, call: PathCall<'_>) -> Result<OwnedFd> {
+    match open_file(root, call, OFlags::RDONLY | OFlags::NOATIME) {
+        Err(e) if e.is(ErrorKind::PermissionDenied) => open_file(root, call, OFlags::WRONLY),
+        opened => opened,
+    }
+    .map(|(file, _)| file)
 }

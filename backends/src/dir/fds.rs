@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use super::stat::stat_fd_cached;
 use crate::{Identity, Version};
@@ -27,21 +28,33 @@ const MAX_OPEN_WRITERS: usize = 16;
 /// Files with ranges that were written and are not synced yet, by their object. An open file keeps its inode number from
 /// being used again, so a file is never taken for another one.
 #[derive(Debug, Default)]
-pub(super) struct OpenWriters(Mutex<HashMap<Identity, Arc<OwnedFd>>>);
+pub(super) struct OpenWriters(Mutex<HashMap<Identity, OpenWriter>>);
+
+#[derive(Debug, Clone)]
+pub(super) struct OpenWriter {
+    pub(super) file: Arc<OwnedFd>,
+    /// Why a sync failed. The kernel tells it once, and the caller of that sync may have given up.
+    pub(super) failed: Option<Errno>,
+}
 
 impl OpenWriters {
-    pub(super) fn get(&self, object: Identity) -> Option<Arc<OwnedFd>> {
+    pub(super) fn get(&self, object: Identity) -> Option<OpenWriter> {
         self.0.lock().get(&object).cloned()
+    }
+
+    /// Notes that a sync failed.
+    pub(super) fn note_failed(&self, object: Identity, file: Arc<OwnedFd>, why: Errno) {
+        self.0.lock().insert(object, OpenWriter { file, failed: Some(why) });
     }
 
     /// Keeps a file until it is forgotten. Returns `false` if too many files are kept: then the caller syncs it.
     pub(super) fn keep(&self, object: Identity, file: &Arc<OwnedFd>) -> bool {
         let mut files = self.0.lock();
         // Another client may have removed some.
-        files.retain(|_, file| stat_fd_cached(&**file).is_ok_and(|stat| stat.nlink > 0));
+        files.retain(|_, writer| stat_fd_cached(&*writer.file).is_ok_and(|stat| stat.nlink > 0));
         let keeps = files.len() < MAX_OPEN_WRITERS;
         if keeps {
-            files.insert(object, file.clone());
+            files.insert(object, OpenWriter { file: file.clone(), failed: None });
         }
         keeps
     }

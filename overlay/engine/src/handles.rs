@@ -119,7 +119,7 @@ impl Overlay {
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
-        let begun = Instant::now();
+        let mut disturbed = None;
         loop {
             let full = {
                 let _writing = inner.begin_writing(&node);
@@ -135,7 +135,11 @@ impl Overlay {
                 }
             };
             // No longer counted as a change: the content is given up only while there is none.
-            if !inner.begin_write_through(&node, &full).await? && begun.elapsed() > WRITE_THROUGH_WAIT {
+            if inner.begin_write_through(&node, &full).await? {
+                continue;
+            }
+            let since = *disturbed.get_or_insert_with(Instant::now);
+            if since.elapsed() > WRITE_THROUGH_WAIT {
                 return Err(full);
             }
         }

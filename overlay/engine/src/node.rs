@@ -174,6 +174,11 @@ impl Node {
 
 impl NodeState {
     fn new(record: InodeRecord, leases: Leases) -> Self {
+        let mut pool_sync = PoolSync::default();
+        if record.file.is_written_through() {
+            // A daemon that was killed may have written.
+            pool_sync.wrote(0);
+        }
         Self {
             indexed_dirty: record.is_dirty(),
             record,
@@ -191,7 +196,7 @@ impl NodeState {
             pool_calls: (0, 0),
             bypass: Bypass::default(),
             dirty_content: DirtyContent::default(),
-            pool_sync: PoolSync::default(),
+            pool_sync,
             emptied: false,
             quiescence: Quiescence::default(),
             growth: Growth::default(),

@@ -89,6 +89,20 @@ fn one_user_does_not_fill_the_fast_pool_for_another() {
     U1.sh(&mount.path(""), "rm -f again more*; head -c 150000000 /dev/zero >big").ok();
 }
 
+/// SECURITY 10: "the file is written through to the pool"
+#[test]
+fn a_file_that_is_larger_than_the_share_of_its_user_goes_to_the_pool() {
+    const BYTES: u64 = 250_000_000;
+    let options = Options { limit: Some("256M".into()), ..Options::policy("[default]\nflush = \"idle:1s\"\n") };
+    let mount = Mount::new(options);
+    fs::set_permissions(mount.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    U1.sh(&mount.path(""), &format!("yes | head -c {BYTES} >big && sync big")).ok();
+    let there = fs::read(mount.pool("big")).unwrap();
+    assert!(there.len() as u64 == BYTES && there.chunks(2).all(|pair| pair == b"y\n"), "{}", there.len());
+    assert!(mount.status().used_bytes < 192_000_000);
+    U2.sh(&mount.path(""), "head -c 20000000 /dev/zero >mine && sync mine").ok();
+}
+
 /// A program that opens files, prints how many it opened and the errno of the first failure, and closes them when its
 /// input ends.
 const HOLD: &str = "

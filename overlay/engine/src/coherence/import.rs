@@ -45,7 +45,10 @@ impl Inner {
         txn.state(parent)?.kernel.pages_stale = true;
         let identity = identity(stat);
         if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
-            self.take_news(txn, known, stat)?;
+            // Each write to it brings a version that may be newer than this answer.
+            if !txn.record(known)?.file.is_written_through() {
+                self.take_news(txn, known, stat)?;
+            }
             let record = txn.record(known)?;
             record.links.push(link.clone());
             record.pool_links.push(link);
@@ -99,7 +102,7 @@ impl Inner {
         let version = record.version.clone();
         let same_object = record.is_object(stat);
         let same_content = version.as_ref().is_some_and(|v| v.same_content(&stat.version));
-        let dirty = record.file.is_dirty();
+        let dirty = record.file.is_dirty() || record.file.is_written_through();
         // If the local content is dirty, the flush finds out whether the pool's copy changed, too, and keeps both.
         if same_object && (same_content || dirty || !txn.state(known)?.opens.any()) {
             return Ok(Some(known));

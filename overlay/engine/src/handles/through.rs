@@ -37,9 +37,9 @@ const SETTLE_ATTEMPTS: u32 = 3;
 /// The extended attribute of file capabilities: a privilege that new content must not have.
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// Whether a write failed because the fast pool has no room and the flush can make none.
+/// Whether a write failed because the fast pool, or a user's share of it, has no room and the flush can make none.
 pub(super) fn is_full(error: &Error) -> bool {
-    error.is(ErrorKind::NoSpace) && error.side() == Side::Cache
+    matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Quota) && error.side() == Side::Cache
 }
 
 /// Whether the pool still has privileges of a file that new content must not have.
@@ -66,7 +66,7 @@ impl Inner {
             return Err(refused());
         }
         let _waiting = self.wait_for_room();
-        let mut uploads = 0..UPLOADS;
+        let (mut uploads, mut is_used) = (0..UPLOADS, false);
         for _ in 0..ATTEMPTS {
             let (file, is_uploaded) = {
                 let state = node.state.lock();
@@ -75,14 +75,24 @@ impl Inner {
             if file.is_written_through() {
                 return Ok(true);
             }
+            is_used = self.is_used_past_daemon(node)?;
+            if is_used {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
             if file.is_dirty() && !is_uploaded {
                 if uploads.next().is_none() {
                     return Ok(false);
                 }
-                if let Err(error) = self.flush_inode_now(node.ino).await {
-                    let path = self.display(node.ino);
-                    tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
-                    return Err(refused());
+                match self.flush_inode_now(node.ino).await {
+                    Ok(()) => {}
+                    // It was written meanwhile.
+                    Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Conflict) => return Ok(false),
+                    Err(error) => {
+                        let path = self.display(node.ino);
+                        tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
+                        return Err(refused());
+                    }
                 }
             }
             if self.try_begin_write_through(node).await? {
@@ -92,7 +102,20 @@ impl Inner {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Ok(false)
+        if is_used { Err(refused()) } else { Ok(false) }
+    }
+
+    /// Whether the kernel reads or writes the content file of a file without the daemon.
+    fn is_used_past_daemon(&self, node: &Node) -> Result<bool> {
+        // Kept for the next open, it would count as a user of the content file.
+        self.release_content(node.ino);
+        let mut state = node.state.lock();
+        if state.record.file.content().is_none() {
+            return Ok(false);
+        }
+        // Without a descriptor of its own, the daemon would not see that the kernel has one.
+        let content = self.content(node.ino, &mut state)?;
+        Ok(state.opens.may_bypass() || is_held(&content.file))
     }
 
     fn may_write_through(&self, node: &Node) -> bool {
@@ -183,6 +206,7 @@ impl Inner {
         F: Future<Output = Result<Stat>> + Send,
     {
         let ino = node.ino;
+        self.check_writable()?;
         for _ in 0..SETTLE_ATTEMPTS {
             self.resolve_doubt(ino).await?;
             if has_privileges_to_drop(&self.record_of(ino)?) {
@@ -222,6 +246,8 @@ impl Inner {
                 Err(error) => {
                     // It may have reached the pool all the same.
                     let _ = self.look_at_pool_copy(node).await;
+                    // Or it may reach it later.
+                    node.state.lock().validated = None;
                     Err(self.no_longer_there(node, error.context(self.display(ino))))
                 }
             };
@@ -326,7 +352,7 @@ impl Inner {
                 Err(self.no_longer_there(node, e.context(self.display(node.ino))))
             }
             Err(e) => {
-                if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Quota | ErrorKind::Os(_)) {
+                if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Quota | ErrorKind::Os(libc::EIO)) {
                     node.state.lock().pool_sync.lost();
                 }
                 Err(e.context(self.display(node.ino)))
@@ -348,8 +374,6 @@ impl Inner {
             return Ok(true);
         }
         record.file = record.file.end_write_through()?;
-        // A daemon that was killed may have written more.
-        txn.state(node.ino)?.pool_sync.wrote(0);
         txn.commit()?;
         // A program that must know that its bytes are durable has called fsync before.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {

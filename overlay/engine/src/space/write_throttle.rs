@@ -161,7 +161,10 @@ impl Inner {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
             if state.bypass.stop(|on| set_immutable(&content, on)) {
-                tracing::warn!(path = self.pool.url(), %ino, "the fast pool is full: a writer was stopped");
+                tracing::warn!(
+                    path = self.pool.url(), %ino,
+                    "the fast pool is full: a writer was stopped; a rule `write = \"through\"` would let it go on in the pool"
+                );
             }
         }
         Ok(())
