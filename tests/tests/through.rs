@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_backends::decorators::{CallKind, Odds};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{Capabilities, ErrorKind};
+use forebay_backends::{Capabilities, ErrorKind, Expected, Pool, SetAttrs};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{self, Mount, content};
@@ -80,11 +80,16 @@ async fn a_file_that_is_larger_than_the_limit_is_written_through() {
     put(&overlay, ino, expected.len(), &more).await;
     expected.extend(&more);
     close(&overlay, ino).await;
-    // The directory has new times, which have no bytes.
+    // Only times are still to be sent.
     let dirty = overlay.dirty().await.unwrap();
-    assert!(dirty.iter().all(|dirty| dirty.path == "/"), "{dirty:?}");
+    assert!(dirty.iter().all(|dirty| dirty.bytes == 0), "{dirty:?}");
     assert_eq!(overlay.status().await.used_bytes, 0);
     assert!(in_pool(&fixture, "large").unwrap() == expected);
+    // The clock of this pool is in the year 2023. Times are those of this node, as for all files.
+    flushed(&overlay).await;
+    let mtime = overlay.getattr(ino).await.unwrap().0.mtime;
+    let there = fixture.memory.stat(&pool_path("large")).await.unwrap().mtime;
+    assert!(mtime == there && mtime.secs > 1_750_000_000, "{mtime:?} {there:?}");
     assert!(read(&overlay, "large").await.unwrap().into_bytes() == String::from_utf8_lossy(&expected).as_bytes());
     // It is cached again where it fits.
     let change = Change { size: Some(MIB as u64), ..Change::default() };
@@ -199,7 +204,6 @@ async fn where_it_cannot_be_written_through_a_write_fails_with_the_numbers() {
 async fn another_client_of_the_pool_may_change_what_is_written_through() {
     let fixture = Fixture::new();
     let (overlay, ino, expected) = written_through(&fixture).await;
-    use forebay_backends::{Expected, Pool, SetAttrs};
     let path = pool_path("large");
     fixture.memory.write_at(&path, 12 << 20, "theirs".into()).await.unwrap();
     fixture.memory.set_attrs(&path, &SetAttrs { mode: Some(0o640), ..SetAttrs::default() }).await.unwrap();
@@ -223,7 +227,6 @@ async fn a_daemon_that_is_killed_goes_on_writing_through() {
     // The last write reached the pool, and the daemon died before it had the answer.
     let (killed, before) = (tempfile::tempdir().unwrap(), fixture.fast.path().to_owned());
     image(&before, killed.path());
-    use forebay_backends::Pool;
     fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
     expected.extend(b"the last write");
     drop(overlay);
@@ -234,7 +237,7 @@ async fn a_daemon_that_is_killed_goes_on_writing_through() {
     expected.extend(b" and one more");
     close(&overlay, ino).await;
     assert!(in_pool(&fixture, "large").unwrap() == expected);
-    assert_eq!(overlay.dirty().await.unwrap().len(), 0);
+    assert!(overlay.dirty().await.unwrap().iter().all(|dirty| dirty.bytes == 0));
 }
 
 /// SEMANTICS 47: "a file that does not fit is written through"
@@ -328,10 +331,11 @@ async fn an_answer_of_the_pool_that_was_lost_makes_no_conflict() {
 /// SEMANTICS 47: "a file that does not fit is written through"
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_of_the_object_leads_to_the_same_file() {
-    use forebay_backends::Pool;
     let fixture = Fixture::new();
     let (overlay, ino, mut expected) = written_through(&fixture).await;
     fixture.memory.link(&pool_path("large"), &pool_path("other")).await.unwrap();
+    put(&overlay, ino, 0, b"this write finds that there is another name").await;
+    expected[..43].copy_from_slice(b"this write finds that there is another name");
     // The answer is of a version that no write of this daemon made.
     fixture.memory.write_at(&pool_path("other"), 12 << 20, "more".into()).await.unwrap();
     expected.extend(b"more");

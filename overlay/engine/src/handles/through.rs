@@ -16,12 +16,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_backends::{Error, ErrorKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, SetAttrs, Side, Stat, Time, Version};
 use forebay_cache::is_held;
 use forebay_catalog::InodeRecord;
 use forebay_policy::{FlushPolicy, Write};
+use forebay_system::clock::stamp_now;
 
-use super::super::coherence::PoolChange;
+use super::super::coherence::{PoolChange, note_object};
 use super::super::{Inner, Txn};
 use super::open::check_current;
 use crate::node::{Node, PoolSync};
@@ -232,7 +233,7 @@ impl Inner {
             let path = self.pool_path(ino)?.of_object(record.version.as_ref().and_then(Version::identity));
             return match self.ask(change(path)).await {
                 Ok(stat) => {
-                    self.take_pool_copy(node, &stat)?;
+                    self.take_pool_copy(node, &stat, Some(stamp_now()))?;
                     let due = {
                         let mut state = node.state.lock();
                         state.pool_sync.wrote(bytes);
@@ -256,21 +257,28 @@ impl Inner {
         Err(Error::new(ErrorKind::Busy, Side::Pool, what))
     }
 
-    /// Records the version of the pool's copy, which no other call of this daemon changes meanwhile.
-    fn take_pool_copy(&self, node: &Node, stat: &Stat) -> Result<()> {
+    /// Records the version of the pool's copy, which no other call of this daemon changes meanwhile. `written`: when this
+    /// daemon wrote it. As with all files, its mtime is by the clock of this node, and not by that of the pool.
+    fn take_pool_copy(&self, node: &Node, stat: &Stat, written: Option<Time>) -> Result<()> {
         let mut txn = Txn::begin(self);
         let record = txn.record(node.ino)?;
         record.version = Some(stat.version.clone());
         record.occupied_in_pool = stat.occupied;
+        record.count_links(stat);
         // It may have been emptied meanwhile: then the pool's copy is older.
         if record.file.is_written_through() {
             record.size = stat.size;
-            record.mtime = stat.mtime;
-            record.ctime = record.ctime.max(stat.ctime);
+            if let Some(now) = written {
+                (record.mtime, record.ctime) = (now, now);
+                record.dirty.times = true;
+            } else if !record.dirty.times {
+                record.mtime = stat.mtime;
+            }
         }
         let state = txn.state(node.ino)?;
         state.changed();
         state.validated = Some(Instant::now());
+        note_object(&mut txn, node.ino, stat);
         txn.commit()
     }
 
@@ -288,7 +296,7 @@ impl Inner {
         if is_known {
             return Ok(());
         }
-        self.take_pool_copy(node, &stat)?;
+        self.take_pool_copy(node, &stat, None)?;
         // Its pages in the kernel may be those of the version before.
         self.tell_kernel_inode(node.ino, true);
         Ok(())
