@@ -422,7 +422,7 @@ fn programs_write_what_does_not_fit() {
     assert_eq!(fs::metadata(mount.pool("dd")).unwrap().mode() & 0o777, 0o600);
 }
 
-/// SEMANTICS 47: "It reads it directly if a"
+/// SEMANTICS 47: "It reads it directly if a program opened the file for reading before"
 #[test]
 fn what_the_kernel_reads_past_the_daemon_stays_in_the_fast_pool() {
     let policy = "[default]\nflush = \"idle:1s\"\n";
