@@ -21,11 +21,7 @@ SHELL := /bin/bash
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 TOOLS := $(CACHE)/tools
-ifndef CARGO_TARGET_DIR
-  # Where checkouts come and go, what was built must not go with them.
-  CARGO_TARGET_DIR := $(if $(CI),$(CACHE)/target,$(CURDIR)/target)
-endif
-export CARGO_TARGET_DIR
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(HOME)/.cargo/bin:$(TOOLS)/bin:$(PATH)
 # For tests, benches and the demo.
 export FOREBAY_BIN := $(CARGO_TARGET_DIR)/release/forebay

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
 use crate::dir::{DirPool, Striped};
 use crate::nfs::{self, NfsPool};
 use crate::s3::{self, S3Pool};
@@ -91,14 +94,18 @@ impl PoolLocation {
     ///
     /// # Errors
     /// Those of the kind of pool.
-    pub async fn open(&self) -> Result<Arc<dyn Pool>> {
-        Ok(match self {
-            Self::Directory(path) => Arc::new(DirPool::open(path)?),
-            Self::Striped(kind, path) => Arc::new(DirPool::open_striped(path, *kind)?),
-            Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
-            Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
-            Self::Store(url) => Arc::new(StorePool::attach(url, &store::environment()).await?),
-        })
+    pub fn open(&self) -> BoxFuture<'_, Result<Arc<dyn Pool>>> {
+        async move {
+            let pool: Arc<dyn Pool> = match self {
+                Self::Directory(path) => Arc::new(DirPool::open(path)?),
+                Self::Striped(kind, path) => Arc::new(DirPool::open_striped(path, *kind)?),
+                Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
+                Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
+                Self::Store(url) => Arc::new(StorePool::attach(url, &store::environment()).await?),
+            };
+            Ok(pool)
+        }
+        .boxed()
     }
 }
 

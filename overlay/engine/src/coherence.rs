@@ -16,6 +16,7 @@ use forebay_backends::{
 use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
+use futures::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -421,80 +422,83 @@ impl Inner {
     ///
     /// # Errors
     /// `Stale` if the name now stands for another object, or for none.
-    pub async fn revalidate(&self, ino: Ino, age: Age) -> Result<()> {
-        let node = self.node(ino)?;
-        let policy = self.policy_of(&node);
-        // The owner of a lease requested this version of the file, so it is confirmed as often as names are, not at
-        // every open.
-        let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
-        let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
-        let allowed = match (age, policy.consistency) {
-            (_, Consistency::Immutable) => return Ok(()),
-            (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
-            (Age::Since(moment), _) => moment.elapsed(),
-            (Age::Open, Consistency::Ttl(ttl)) => ttl,
-            (Age::Metadata, _) => policy.metadata_ttl,
-        };
-        let (asked, link, known) = {
-            let state = node.state.lock();
-            let local = !state.record.in_pool() && ino != Ino::ROOT;
-            if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
-                return Ok(());
-            }
-            if state.validated.is_some_and(|at| at.elapsed() < allowed) {
-                return Ok(());
-            }
-            let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
-            let able = opens && self.pool.capabilities().versions.alone;
-            let known = able.then(|| state.record.version.clone()).flatten();
-            (self.asked(&state), state.record.pool_link().cloned(), known)
-        };
-        if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
-            return Ok(());
-        }
-        if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
-            // An own call is changing the object: no answer would count, and the catalog has what was sent.
-            return Ok(());
-        }
-        if asked.is_quiet() {
-            match self.resolve_doubt(ino).await {
-                Ok(false) => {}
-                Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
-                _ => return Ok(()),
-            }
-        }
-        let path = match self.pool_path(ino) {
-            Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
-            // The question is about whatever object has the path now.
-            path => path?.of_object(None),
-        };
-        if age != Age::Now && self.health.is_slow() {
-            return Ok(());
-        }
-        if let Some(version) = known {
-            match tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.still_has(&path, &version))).await {
-                // This does not confirm what the name stands for, so `validated` stays as it is.
-                Ok(Ok(true)) => return Ok(()),
-                Ok(_) => {}
-                Err(_) => {
-                    self.health.note_slow();
+    pub fn revalidate(&self, ino: Ino, age: Age) -> BoxFuture<'_, Result<()>> {
+        async move {
+            let node = self.node(ino)?;
+            let policy = self.policy_of(&node);
+            // The owner of a lease requested this version of the file, so it is confirmed as often as names are, not at
+            // every open.
+            let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
+            let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
+            let allowed = match (age, policy.consistency) {
+                (_, Consistency::Immutable) => return Ok(()),
+                (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
+                (Age::Since(moment), _) => moment.elapsed(),
+                (Age::Open, Consistency::Ttl(ttl)) => ttl,
+                (Age::Metadata, _) => policy.metadata_ttl,
+            };
+            let (asked, link, known) = {
+                let state = node.state.lock();
+                let local = !state.record.in_pool() && ino != Ino::ROOT;
+                if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
                     return Ok(());
                 }
+                if state.validated.is_some_and(|at| at.elapsed() < allowed) {
+                    return Ok(());
+                }
+                let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
+                let able = opens && self.pool.capabilities().versions.alone;
+                let known = able.then(|| state.record.version.clone()).flatten();
+                (self.asked(&state), state.record.pool_link().cloned(), known)
+            };
+            if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
+                return Ok(());
+            }
+            if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
+                // An own call is changing the object: no answer would count, and the catalog has what was sent.
+                return Ok(());
+            }
+            if asked.is_quiet() {
+                match self.resolve_doubt(ino).await {
+                    Ok(false) => {}
+                    Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
+                    _ => return Ok(()),
+                }
+            }
+            let path = match self.pool_path(ino) {
+                Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
+                // The question is about whatever object has the path now.
+                path => path?.of_object(None),
+            };
+            if age != Age::Now && self.health.is_slow() {
+                return Ok(());
+            }
+            if let Some(version) = known {
+                match tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.still_has(&path, &version))).await {
+                    // This does not confirm what the name stands for, so `validated` stays as it is.
+                    Ok(Ok(true)) => return Ok(()),
+                    Ok(_) => {}
+                    Err(_) => {
+                        self.health.note_slow();
+                        return Ok(());
+                    }
+                }
+            }
+            let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
+                self.health.note_slow();
+                return Ok(());
+            };
+            match answer {
+                Ok(stat) => {
+                    self.news(ino, link.as_ref(), &stat, asked).await?;
+                    self.recheck_names(ino, &stat).await
+                }
+                Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
+                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+                Err(e) => Err(e.context(&path)),
             }
         }
-        let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
-            self.health.note_slow();
-            return Ok(());
-        };
-        match answer {
-            Ok(stat) => {
-                self.news(ino, link.as_ref(), &stat, asked).await?;
-                self.recheck_names(ino, &stat).await
-            }
-            Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
-            Err(e) => Err(e.context(&path)),
-        }
+        .boxed()
     }
 
     /// If the pool counts fewer names of an object than the catalog knows, another client removed some or gave them to

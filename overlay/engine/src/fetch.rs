@@ -18,7 +18,8 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Strip
 use forebay_cache::Content;
 use forebay_cache::{CHUNK_BYTES, ContentId};
 use forebay_catalog::ContentRecord;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 
 use super::coherence::{Age, OWN_CHANGES};
@@ -115,28 +116,35 @@ impl Inner {
 
     /// The same for a caller that holds the flush lock, so that no call of this daemon changes the pool's copy
     /// meanwhile.
-    pub async fn fetch_as_known(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
-        let stripe = self.stripe_of(node).await;
-        let at_once = requests_at_once(stripe);
-        let mut under_way = VecDeque::new();
-        let mut at = range.start;
-        loop {
-            while at < range.end && under_way.len() < at_once {
-                let end = range.end.min(self.request_end(stripe, at));
-                let flights = self.begin_fetch(node, at..end)?;
-                if !flights.is_empty() {
-                    under_way.push_back(flights);
+    pub fn fetch_as_known<'a>(
+        self: &'a Arc<Self>,
+        node: &'a Arc<Node>,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let stripe = self.stripe_of(node).await;
+            let at_once = requests_at_once(stripe);
+            let mut under_way = VecDeque::new();
+            let mut at = range.start;
+            loop {
+                while at < range.end && under_way.len() < at_once {
+                    let end = range.end.min(self.request_end(stripe, at));
+                    let flights = self.begin_fetch(node, at..end)?;
+                    if !flights.is_empty() {
+                        under_way.push_back(flights);
+                    }
+                    at = end;
                 }
-                at = end;
-            }
-            let Some(flights) = under_way.pop_front() else { return Ok(()) };
-            for mut flight in flights {
-                let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
-                if let Some(Err(e)) = &*landed {
-                    return Err(Error::new(e.kind(), e.side(), e.to_string()));
+                let Some(flights) = under_way.pop_front() else { return Ok(()) };
+                for mut flight in flights {
+                    let landed = flight.wait_for(Option::is_some).await.map_err(|_| lost())?;
+                    if let Some(Err(e)) = &*landed {
+                        return Err(Error::new(e.kind(), e.side(), e.to_string()));
+                    }
                 }
             }
         }
+        .boxed()
     }
 
     async fn stripe_of(&self, node: &Node) -> Option<Stripe> {

@@ -78,6 +78,8 @@ use forebay_cache::content_io::ContentIo;
 use forebay_cache::{ContentNumbers, ContentStore, Spares, Trash};
 use forebay_catalog::{Catalog, Durability, InodeRecord};
 use forebay_system::descriptors;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
@@ -213,97 +215,100 @@ impl Overlay {
     /// # Errors
     /// The error names what is wrong with the fast pool, the limit or the catalog, and the remedy. `Unavailable` if the
     /// catalog is new and the pool does not answer.
-    pub async fn open(options: Options) -> Result<Self> {
-        let mut store = ContentStore::open(&options.fast, options.limit_bytes)?;
-        let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
-        crate::salvage::sound(&options.fast[0])?;
-        let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
-        let id = identity(&catalog)?;
-        tiers::absent::attach(&mut store, &catalog, &options.policy, &id)?;
-        store.identify(&id)?;
-        let store = Arc::new(store);
-        claim(&catalog, &options.pool.url(), &options.fast[0])?;
-        let evictor =
-            forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit()).ok_or_else(|| {
-                Error::new(
-                    ErrorKind::InvalidInput,
-                    Side::Application,
-                    format!(
-                        "policy: evictor = \"{}\" is not known: it is one of {}",
-                        options.policy.evictor,
-                        forebay_prefetch::eviction::names().collect::<Vec<_>>().join(", "),
-                    ),
-                )
-            })?;
-        let (io, io_fallback) = content_io::open(options.content_io);
-        let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
-        let name_hash = namespace::NameHash::of(&catalog)?;
-        let deepest = namespace::Deepest::of(&catalog)?;
-        let used = catalog.meta("used_bytes")?.unwrap_or(0);
-        store.budget.account(0, used);
-        catalog.set_queue_delay(options.policy.shortest_idle());
-        let catalog = Arc::new(catalog);
-        let settle = catalog.clone();
-        let shares = Shares::new(options.policy.shares, store.budget.limit());
-        let inner = Arc::new(Inner {
-            pool: options.pool,
-            first_new_content: catalog.new_content()?.0,
-            spares: Spares::new(store.clone(), catalog.clone()),
-            catalog,
-            trash: Trash::start(store.clone(), move || settle.sync())?,
-            store,
-            io,
-            io_fallback,
-            read_only: options.read_only,
-            node_name: options.node,
-            table: NodeTable::default(),
-            name_hash,
-            deepest,
-            namespace: Arc::default(),
-            kernel: OnceLock::new(),
-            memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
-            syncs: Semaphore::new(SYNCS),
-            pace: fetch::BandwidthEstimator::default(),
-            turns: fetch::DemandPriority::default(),
-            evictor: EvictionOrder::new(evictor),
-            making_room: space::eviction::MakingRoom::default(),
-            open_contents: Mutex::new(lru::LruCache::unbounded()),
-            open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
-            syncing_replaced: tokio::sync::Mutex::default(),
-            syncing_store: Mutex::default(),
-            health: coherence::Health::default(),
-            watches: coherence::Watches::default(),
-            layouts: layout::Layouts::default(),
-            counters: status::EngineCounters::default(),
-            looks: status::Looks::default(),
-            last_census: Mutex::default(),
-            uncounted: Mutex::default(),
-            writing: Mutex::default(),
-            write_throttle: space::write_throttle::WriteThrottle::default(),
-            room: space::room::WaitingWriters::default(),
-            scratch: scratch::ScratchDirs::default(),
-            views: views::Views::default(),
-            tiers: tiers::TierWork::new(&options.policy),
-            policies: policies::Policies::new(options.policy),
-            shares,
-            reattached: options.reattached,
-            inherited: Mutex::default(),
-            flusher: writeback::Flusher::default(),
-            flush_bell: Notify::new(),
-            conflicts: Mutex::new(conflicts),
-            mountpoint: Mutex::new(None),
-            passthrough: OnceLock::new(),
-            advisor: OnceLock::new(),
-            peers: OnceLock::new(),
-            stop: tokio_util::sync::CancellationToken::new(),
-            fetched_epoch: AtomicU64::new(0),
-            synced_epoch: AtomicU64::new(0),
-        });
-        inner.ensure_root().await?;
-        let again = inner.clone();
-        blocking(move || again.take_up_scratch().and_then(|()| again.take_up_views())).await?;
-        background::start(&inner).await?;
-        Ok(Self { inner })
+    pub fn open(options: Options) -> BoxFuture<'static, Result<Self>> {
+        async move {
+            let mut store = ContentStore::open(&options.fast, options.limit_bytes)?;
+            let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
+            crate::salvage::sound(&options.fast[0])?;
+            let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
+            let id = identity(&catalog)?;
+            tiers::absent::attach(&mut store, &catalog, &options.policy, &id)?;
+            store.identify(&id)?;
+            let store = Arc::new(store);
+            claim(&catalog, &options.pool.url(), &options.fast[0])?;
+            let evictor = forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit())
+                .ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::InvalidInput,
+                        Side::Application,
+                        format!(
+                            "policy: evictor = \"{}\" is not known: it is one of {}",
+                            options.policy.evictor,
+                            forebay_prefetch::eviction::names().collect::<Vec<_>>().join(", "),
+                        ),
+                    )
+                })?;
+            let (io, io_fallback) = content_io::open(options.content_io);
+            let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+            let name_hash = namespace::NameHash::of(&catalog)?;
+            let deepest = namespace::Deepest::of(&catalog)?;
+            let used = catalog.meta("used_bytes")?.unwrap_or(0);
+            store.budget.account(0, used);
+            catalog.set_queue_delay(options.policy.shortest_idle());
+            let catalog = Arc::new(catalog);
+            let settle = catalog.clone();
+            let shares = Shares::new(options.policy.shares, store.budget.limit());
+            let inner = Arc::new(Inner {
+                pool: options.pool,
+                first_new_content: catalog.new_content()?.0,
+                spares: Spares::new(store.clone(), catalog.clone()),
+                catalog,
+                trash: Trash::start(store.clone(), move || settle.sync())?,
+                store,
+                io,
+                io_fallback,
+                read_only: options.read_only,
+                node_name: options.node,
+                table: NodeTable::default(),
+                name_hash,
+                deepest,
+                namespace: Arc::default(),
+                kernel: OnceLock::new(),
+                memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
+                syncs: Semaphore::new(SYNCS),
+                pace: fetch::BandwidthEstimator::default(),
+                turns: fetch::DemandPriority::default(),
+                evictor: EvictionOrder::new(evictor),
+                making_room: space::eviction::MakingRoom::default(),
+                open_contents: Mutex::new(lru::LruCache::unbounded()),
+                open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
+                syncing_replaced: tokio::sync::Mutex::default(),
+                syncing_store: Mutex::default(),
+                health: coherence::Health::default(),
+                watches: coherence::Watches::default(),
+                layouts: layout::Layouts::default(),
+                counters: status::EngineCounters::default(),
+                looks: status::Looks::default(),
+                last_census: Mutex::default(),
+                uncounted: Mutex::default(),
+                writing: Mutex::default(),
+                write_throttle: space::write_throttle::WriteThrottle::default(),
+                room: space::room::WaitingWriters::default(),
+                scratch: scratch::ScratchDirs::default(),
+                views: views::Views::default(),
+                tiers: tiers::TierWork::new(&options.policy),
+                policies: policies::Policies::new(options.policy),
+                shares,
+                reattached: options.reattached,
+                inherited: Mutex::default(),
+                flusher: writeback::Flusher::default(),
+                flush_bell: Notify::new(),
+                conflicts: Mutex::new(conflicts),
+                mountpoint: Mutex::new(None),
+                passthrough: OnceLock::new(),
+                advisor: OnceLock::new(),
+                peers: OnceLock::new(),
+                stop: tokio_util::sync::CancellationToken::new(),
+                fetched_epoch: AtomicU64::new(0),
+                synced_epoch: AtomicU64::new(0),
+            });
+            inner.ensure_root().await?;
+            let again = inner.clone();
+            blocking(move || again.take_up_scratch().and_then(|()| again.take_up_views())).await?;
+            background::start(&inner).await?;
+            Ok(Self { inner })
+        }
+        .boxed()
     }
 
     /// Stops the background work and syncs the catalog. Nothing is flushed: dirty state stays in the fast pool.

@@ -10,7 +10,8 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATT
 use forebay_catalog::{InodeRecord, Xattrs};
 use forebay_policy::DIRECTORY_POLICY_XATTR;
 use forebay_system::clock::stamp_now;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::{Caller, Inner, Ino, Overlay, Txn};
 use crate::acl::{self, Acl};
@@ -158,23 +159,26 @@ impl Inner {
     }
 
     /// Asks the pool for the extended attributes of an inode. Returns `None` if the pool cannot have any.
-    async fn pooled_xattrs(&self, ino: Ino) -> Result<Option<Xattrs>> {
-        let node = self.node(ino)?;
-        let in_pool = || ino == Ino::ROOT || node.state.lock().record.in_pool();
-        if !self.pool.capabilities().objects.xattrs || !in_pool() {
-            return Ok(None);
+    fn pooled_xattrs(&self, ino: Ino) -> BoxFuture<'_, Result<Option<Xattrs>>> {
+        async move {
+            let node = self.node(ino)?;
+            let in_pool = || ino == Ino::ROOT || node.state.lock().record.in_pool();
+            if !self.pool.capabilities().objects.xattrs || !in_pool() {
+                return Ok(None);
+            }
+            let read = match self.ask_of(ino, |path| async move { self.pool.xattrs(&path).await }).await {
+                Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(None),
+                read => read?,
+            };
+            // The inode's record holds all of them, and is in memory while the inode is in use.
+            if read.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > XATTRS_MAX_BYTES {
+                return Err(Error::os(libc::E2BIG, Side::Pool, "extended attributes of more than 128 KiB"));
+            }
+            // The pool's own mark of an unfinished file is hidden.
+            let read = read.into_iter().filter(|(name, _)| name != UNFINISHED_XATTR);
+            Ok(Some(read.map(|(n, v)| (n.into(), v.into())).collect()))
         }
-        let read = match self.ask_of(ino, |path| async move { self.pool.xattrs(&path).await }).await {
-            Err(e) if e.is(ErrorKind::NotFound) && !node.state.lock().record.in_pool() => return Ok(None),
-            read => read?,
-        };
-        // The inode's record holds all of them, and is in memory while the inode is in use.
-        if read.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > XATTRS_MAX_BYTES {
-            return Err(Error::os(libc::E2BIG, Side::Pool, "extended attributes of more than 128 KiB"));
-        }
-        // The pool's own mark of an unfinished file is hidden.
-        let read = read.into_iter().filter(|(name, _)| name != UNFINISHED_XATTR);
-        Ok(Some(read.map(|(n, v)| (n.into(), v.into())).collect()))
+        .boxed()
     }
 
     /// Refuses now what the pool would refuse later. While the pool does not answer, the flush finds out.

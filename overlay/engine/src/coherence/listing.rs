@@ -9,7 +9,8 @@ use forebay_backends::{
     DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
 };
 use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unmatched};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::super::namespace::Arrivals;
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
@@ -178,99 +179,102 @@ impl Inner {
     }
 
     /// Reads a directory of the pool, and merges it into the catalog.
-    pub async fn list(&self, dir: Ino, mut contents: Option<&mut Contents>) -> Result<()> {
-        let node = self.node(dir)?;
-        let since = Instant::now();
-        let _listing = node.listing.lock().await;
-        if node.state.lock().names.listed_at.is_some_and(|at| at >= since) {
-            // Another caller listed the directory for all callers that waited.
-            return Ok(());
-        }
-        for attempt in 0..ATTEMPTS {
-            let began = Instant::now();
-            let asked = self.asked(&node.state.lock());
-            let watched = self.watch(dir);
-            let path = self.pool_path(dir)?;
-            let read = async {
-                let stat = self.pool.stat(&path).await?;
-                let mut listing = match contents {
-                    Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
-                    None => self.pool.list(&path).await?,
-                };
-                let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
-                let mut refused = InvalidNames::default();
-                let mut unlisted = self.names_that_may_be_omitted(dir)?;
-                while let Some(page) = listing.try_next().await? {
-                    let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
-                    if bytes > LISTED_BYTES {
-                        let what = format!("a listing of more than {LISTED_BYTES} bytes");
-                        return Err(Error::new(ErrorKind::TooLarge, Side::Pool, what));
-                    }
-                    for DirEntry { name, stat, content } in page {
-                        if !refused.lets_in(&name) {
-                            continue;
-                        }
-                        entries.add(&name, &stat)?;
-                        if let Some(names) = &mut unlisted {
-                            names.remove(name.as_slice());
-                        }
-                        if stat.nlink > 1 {
-                            linked.push(stat.clone());
-                        }
-                        let content = content.filter(|content| !content.is_empty());
-                        came.extend(content.map(|it| (name, stat.version, it)));
-                    }
-                }
-                refused.tell(&path);
-                let absent = match unlisted {
-                    Some(names) => Some(self.ask_for_omitted(&path, names, &mut entries).await?),
-                    None => None,
-                };
-                Ok((stat, entries, absent, linked, came))
-            };
-            let (stat, entries, absent, linked, came) = match self.ask(read).await {
-                Err(e) if e.is(ErrorKind::NotFound) => {
-                    self.missing(dir, asked).await?;
-                    if !node.state.lock().record.in_pool() {
-                        return Ok(());
-                    }
-                    tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
-                    continue;
-                }
-                other => other.map_err(|e| e.context(&path))?,
-            };
-            let mut changed = false;
-            for stat in linked {
-                changed |= self.resolve_doubt_of_object(&stat).await?;
-                self.grow_object(&stat).await?;
-            }
-            if changed {
-                continue;
-            }
-            if let Some(contents) = contents.as_deref_mut() {
-                *contents = came;
-            }
-            if let Some(children) = self.merge(dir, &stat, (entries, absent), &watched, began)? {
-                if self.children_changed(children, &watched).await? && !watched.looks_again() {
-                    let mut state = node.state.lock();
-                    // Not if something that was found meanwhile requires another listing.
-                    if matches!(state.record.listing, ListingState::Complete(_)) {
-                        state.names.listed_at = Some(began);
-                    }
-                }
-                // New entries inherit the directory's ACL. It is read now, so that it is known even if the pool stops
-                // answering.
-                let _ = self.known_xattrs(dir).await;
+    pub fn list<'a>(&'a self, dir: Ino, mut contents: Option<&'a mut Contents>) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let node = self.node(dir)?;
+            let since = Instant::now();
+            let _listing = node.listing.lock().await;
+            if node.state.lock().names.listed_at.is_some_and(|at| at >= since) {
+                // Another caller listed the directory for all callers that waited.
                 return Ok(());
             }
-            tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+            for attempt in 0..ATTEMPTS {
+                let began = Instant::now();
+                let asked = self.asked(&node.state.lock());
+                let watched = self.watch(dir);
+                let path = self.pool_path(dir)?;
+                let read = async {
+                    let stat = self.pool.stat(&path).await?;
+                    let mut listing = match contents {
+                        Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
+                        None => self.pool.list(&path).await?,
+                    };
+                    let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
+                    let mut refused = InvalidNames::default();
+                    let mut unlisted = self.names_that_may_be_omitted(dir)?;
+                    while let Some(page) = listing.try_next().await? {
+                        let bytes = entries.bytes() + (linked.len() * size_of::<Stat>()) as u64;
+                        if bytes > LISTED_BYTES {
+                            let what = format!("a listing of more than {LISTED_BYTES} bytes");
+                            return Err(Error::new(ErrorKind::TooLarge, Side::Pool, what));
+                        }
+                        for DirEntry { name, stat, content } in page {
+                            if !refused.lets_in(&name) {
+                                continue;
+                            }
+                            entries.add(&name, &stat)?;
+                            if let Some(names) = &mut unlisted {
+                                names.remove(name.as_slice());
+                            }
+                            if stat.nlink > 1 {
+                                linked.push(stat.clone());
+                            }
+                            let content = content.filter(|content| !content.is_empty());
+                            came.extend(content.map(|it| (name, stat.version, it)));
+                        }
+                    }
+                    refused.tell(&path);
+                    let absent = match unlisted {
+                        Some(names) => Some(self.ask_for_omitted(&path, names, &mut entries).await?),
+                        None => None,
+                    };
+                    Ok((stat, entries, absent, linked, came))
+                };
+                let (stat, entries, absent, linked, came) = match self.ask(read).await {
+                    Err(e) if e.is(ErrorKind::NotFound) => {
+                        self.missing(dir, asked).await?;
+                        if !node.state.lock().record.in_pool() {
+                            return Ok(());
+                        }
+                        tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+                        continue;
+                    }
+                    other => other.map_err(|e| e.context(&path))?,
+                };
+                let mut changed = false;
+                for stat in linked {
+                    changed |= self.resolve_doubt_of_object(&stat).await?;
+                    self.grow_object(&stat).await?;
+                }
+                if changed {
+                    continue;
+                }
+                if let Some(contents) = contents.as_deref_mut() {
+                    *contents = came;
+                }
+                if let Some(children) = self.merge(dir, &stat, (entries, absent), &watched, began)? {
+                    if self.children_changed(children, &watched).await? && !watched.looks_again() {
+                        let mut state = node.state.lock();
+                        // Not if something that was found meanwhile requires another listing.
+                        if matches!(state.record.listing, ListingState::Complete(_)) {
+                            state.names.listed_at = Some(began);
+                        }
+                    }
+                    // New entries inherit the directory's ACL. It is read now, so that it is known even if the pool stops
+                    // answering.
+                    let _ = self.known_xattrs(dir).await;
+                    return Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
+            }
+            if matches!(node.state.lock().record.listing, ListingState::Complete(_)) {
+                // The flusher is busy in this directory. All its names were known once.
+                return Ok(());
+            }
+            let what = format!("{}: changes all the time while it is listed", self.display(dir));
+            Err(Error::new(ErrorKind::Busy, Side::Pool, what))
         }
-        if matches!(node.state.lock().record.listing, ListingState::Complete(_)) {
-            // The flusher is busy in this directory. All its names were known once.
-            return Ok(());
-        }
-        let what = format!("{}: changes all the time while it is listed", self.display(dir));
-        Err(Error::new(ErrorKind::Busy, Side::Pool, what))
+        .boxed()
     }
 
     /// Returns the names that the pool had in a directory, if its listings may omit names.

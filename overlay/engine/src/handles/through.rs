@@ -21,6 +21,8 @@ use forebay_cache::is_held;
 use forebay_catalog::InodeRecord;
 use forebay_policy::{FlushPolicy, Write};
 use forebay_system::clock::stamp_now;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 use super::super::coherence::{PoolChange, note_object};
 use super::super::{Inner, Txn};
@@ -61,49 +63,56 @@ impl Inner {
     ///
     /// # Errors
     /// `full` if the file cannot be written through.
-    pub(super) async fn begin_write_through(self: &Arc<Self>, node: &Arc<Node>, full: &Error) -> Result<bool> {
-        let refused = || Error::new(full.kind(), full.side(), full.to_string());
-        if !self.may_write_through(node) {
-            return Err(refused());
-        }
-        let _waiting = self.wait_for_room();
-        let (mut uploads, mut is_used) = (0..UPLOADS, false);
-        for _ in 0..ATTEMPTS {
-            let (file, is_uploaded) = {
-                let state = node.state.lock();
-                (state.record.file, state.is_uploaded())
-            };
-            if file.is_written_through() {
-                return Ok(true);
+    pub(super) fn begin_write_through<'a>(
+        self: &'a Arc<Self>,
+        node: &'a Arc<Node>,
+        full: &'a Error,
+    ) -> BoxFuture<'a, Result<bool>> {
+        async move {
+            let refused = || Error::new(full.kind(), full.side(), full.to_string());
+            if !self.may_write_through(node) {
+                return Err(refused());
             }
-            is_used = self.is_used_past_daemon(node)?;
-            if is_used {
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-            if file.is_dirty() && !is_uploaded {
-                if uploads.next().is_none() {
-                    return Ok(false);
+            let _waiting = self.wait_for_room();
+            let (mut uploads, mut is_used) = (0..UPLOADS, false);
+            for _ in 0..ATTEMPTS {
+                let (file, is_uploaded) = {
+                    let state = node.state.lock();
+                    (state.record.file, state.is_uploaded())
+                };
+                if file.is_written_through() {
+                    return Ok(true);
                 }
-                match self.flush_inode_now(node.ino).await {
-                    Ok(()) => {}
-                    // It was written meanwhile.
-                    Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Conflict) => return Ok(false),
-                    Err(error) => {
-                        let path = self.display(node.ino);
-                        tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
-                        return Err(refused());
+                is_used = self.is_used_past_daemon(node)?;
+                if is_used {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                if file.is_dirty() && !is_uploaded {
+                    if uploads.next().is_none() {
+                        return Ok(false);
+                    }
+                    match self.flush_inode_now(node.ino).await {
+                        Ok(()) => {}
+                        // It was written meanwhile.
+                        Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Conflict) => return Ok(false),
+                        Err(error) => {
+                            let path = self.display(node.ino);
+                            tracing::warn!(%path, %error, "it does not fit into the fast pool, and cannot be written through");
+                            return Err(refused());
+                        }
                     }
                 }
+                if self.try_begin_write_through(node).await? {
+                    let path = self.display(node.ino);
+                    tracing::info!(%path, "it does not fit into the fast pool: it is written through to the pool");
+                    return Ok(true);
+                }
+                tokio::time::sleep(PAUSE).await;
             }
-            if self.try_begin_write_through(node).await? {
-                let path = self.display(node.ino);
-                tracing::info!(%path, "it does not fit into the fast pool: it is written through to the pool");
-                return Ok(true);
-            }
-            tokio::time::sleep(PAUSE).await;
+            if is_used { Err(refused()) } else { Ok(false) }
         }
-        if is_used { Err(refused()) } else { Ok(false) }
+        .boxed()
     }
 
     /// Whether the kernel reads or writes the content file of a file without the daemon.
@@ -174,25 +183,35 @@ impl Inner {
     }
 
     /// Writes a range of a file that is written through; `None`: it no longer is.
-    pub(super) async fn write_through(
-        self: &Arc<Self>,
-        node: &Arc<Node>,
+    pub(super) fn write_through<'a>(
+        self: &'a Arc<Self>,
+        node: &'a Arc<Node>,
         offset: u64,
         data: Bytes,
-    ) -> Result<Option<u32>> {
-        let bytes = data.len() as u64;
-        self.may_send(bytes).await;
-        let write = |path| async move { self.pool.write_at(&path, offset, data).await };
-        let written = self.change_pool_copy(node, bytes, write).await?;
-        self.counters.pool_written_bytes.fetch_add(if written { bytes } else { 0 }, Ordering::Relaxed);
-        Ok(written.then_some(bytes as u32))
+    ) -> BoxFuture<'a, Result<Option<u32>>> {
+        async move {
+            let bytes = data.len() as u64;
+            self.may_send(bytes).await;
+            let write = |path| async move { self.pool.write_at(&path, offset, data).await };
+            let written = self.change_pool_copy(node, bytes, write).await?;
+            self.counters.pool_written_bytes.fetch_add(if written { bytes } else { 0 }, Ordering::Relaxed);
+            Ok(written.then_some(bytes as u32))
+        }
+        .boxed()
     }
 
     /// Sets the size of a file that is written through. Returns `false` if it no longer is.
-    pub(super) async fn truncate_through(self: &Arc<Self>, node: &Arc<Node>, size: u64) -> Result<bool> {
-        let change = SetAttrs { size: Some(size), ..SetAttrs::default() };
-        let cut = |path| async move { self.pool.set_attrs(&path, &change).await };
-        self.change_pool_copy(node, 0, cut).await
+    pub(super) fn truncate_through<'a>(
+        self: &'a Arc<Self>,
+        node: &'a Arc<Node>,
+        size: u64,
+    ) -> BoxFuture<'a, Result<bool>> {
+        async move {
+            let change = SetAttrs { size: Some(size), ..SetAttrs::default() };
+            let cut = |path| async move { self.pool.set_attrs(&path, &change).await };
+            self.change_pool_copy(node, 0, cut).await
+        }
+        .boxed()
     }
 
     /// Changes the pool's copy of a file that is written through, and records its new version. Returns `false`, without
@@ -303,23 +322,30 @@ impl Inner {
     }
 
     /// Reads a range of a file that is written through. No write of this daemon changes the version meanwhile.
-    pub(super) async fn read_through(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
-        {
-            let _moves = self.flusher.moves.read().await;
-            let _lock = node.flush.lock().await;
-            match self.read_as_known(node, range.clone()).await {
-                Err(e) if e.is(ErrorKind::Stale) => {
-                    self.look_at_pool_copy(node).await.map_err(|e| self.no_longer_there(node, e))?;
-                    if let Ok(data) = self.read_as_known(node, range.clone()).await {
-                        return Ok(data);
+    pub(super) fn read_through<'a>(
+        self: &'a Arc<Self>,
+        node: &'a Arc<Node>,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<Bytes>> {
+        async move {
+            {
+                let _moves = self.flusher.moves.read().await;
+                let _lock = node.flush.lock().await;
+                match self.read_as_known(node, range.clone()).await {
+                    Err(e) if e.is(ErrorKind::Stale) => {
+                        self.look_at_pool_copy(node).await.map_err(|e| self.no_longer_there(node, e))?;
+                        if let Ok(data) = self.read_as_known(node, range.clone()).await {
+                            return Ok(data);
+                        }
                     }
+                    // It is no longer written through, or removed.
+                    Err(e) if e.is(ErrorKind::NotFound) => {}
+                    other => return other,
                 }
-                // It is no longer written through, or removed.
-                Err(e) if e.is(ErrorKind::NotFound) => {}
-                other => return other,
             }
+            self.read_uncached(node, range).await
         }
-        self.read_uncached(node, range).await
+        .boxed()
     }
 
     /// Makes durable what was written through to the pool, if anything was.

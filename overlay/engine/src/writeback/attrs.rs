@@ -5,6 +5,8 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
 use forebay_cache::{Stamp, is_held};
 use forebay_catalog::{InodeRecord, SentWhat};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 use super::super::coherence::PoolChange;
 use super::super::{Inner, Ino, Txn};
@@ -88,57 +90,60 @@ impl Inner {
         txn.commit()
     }
 
-    pub(super) async fn flush_in_place(self: &Arc<Self>, ino: Ino) -> Result<()> {
-        let node = self.node(ino)?;
-        if self.record_of(ino)?.file.is_dirty() {
-            // The new copy gets only the attributes that are sent with it. These calls to the pool must not be made
-            // under a lock.
-            self.learn_attrs(ino).await?;
-            self.known_xattrs(ino).await?;
-        }
-        let _moves = self.flusher.moves.read().await;
-        let _lock = node.flush.lock().await;
-        let record = self.record_of(ino)?;
-        if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino)? {
-            return Ok(());
-        }
-        if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().objects.xattrs {
-            // It became dirty just now: the next round has its extended attributes.
-            return Ok(());
-        }
-        if record.file.is_dirty() && !self.uploaded_already(&node).await? {
+    pub(super) fn flush_in_place(self: &Arc<Self>, ino: Ino) -> BoxFuture<'_, Result<()>> {
+        async move {
+            let node = self.node(ino)?;
+            if self.record_of(ino)?.file.is_dirty() {
+                // The new copy gets only the attributes that are sent with it. These calls to the pool must not be made
+                // under a lock.
+                self.learn_attrs(ino).await?;
+                self.known_xattrs(ino).await?;
+            }
+            let _moves = self.flusher.moves.read().await;
+            let _lock = node.flush.lock().await;
+            let record = self.record_of(ino)?;
+            if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino)? {
+                return Ok(());
+            }
+            if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().objects.xattrs {
+                // It became dirty just now: the next round has its extended attributes.
+                return Ok(());
+            }
+            if record.file.is_dirty() && !self.uploaded_already(&node).await? {
+                let mut touched = vec![ino];
+                touched.extend(record.pool_links.iter().map(|(p, _)| *p));
+                let _change = PoolChange::begin(self, &touched)?;
+                self.replace_content(ino).await?;
+                // Attributes that the pool refused with the content are sent by themselves, and their errors reported.
+                let record = self.record_of(ino)?;
+                if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino)? {
+                    return Ok(());
+                }
+            }
+            // The directories, too: a listing that was requested before has the old attributes.
             let mut touched = vec![ino];
             touched.extend(record.pool_links.iter().map(|(p, _)| *p));
             let _change = PoolChange::begin(self, &touched)?;
-            self.replace_content(ino).await?;
-            // Attributes that the pool refused with the content are sent by themselves, and their errors reported.
-            let record = self.record_of(ino)?;
-            if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino)? {
-                return Ok(());
-            }
-        }
-        // The directories, too: a listing that was requested before has the old attributes.
-        let mut touched = vec![ino];
-        touched.extend(record.pool_links.iter().map(|(p, _)| *p));
-        let _change = PoolChange::begin(self, &touched)?;
-        loop {
-            let record = self.record_of(ino)?;
-            if !record.dirty.any() && record.dirty_xattrs.is_empty() {
-                return Ok(());
-            }
-            let object = record.version.as_ref().and_then(Version::identity);
-            match self.send_attrs(ino, &record, &self.pool_path(ino)?.of_object(object)).await {
-                Err(e) if e.is(ErrorKind::NotFound) => {
-                    if !self.has_other_name(ino)? {
-                        // Another client removed it: there is no object to set attributes on.
-                        let mut txn = Txn::begin(self);
-                        clear(txn.record(ino)?);
-                        return txn.commit();
-                    }
+            loop {
+                let record = self.record_of(ino)?;
+                if !record.dirty.any() && record.dirty_xattrs.is_empty() {
+                    return Ok(());
                 }
-                other => return other,
+                let object = record.version.as_ref().and_then(Version::identity);
+                match self.send_attrs(ino, &record, &self.pool_path(ino)?.of_object(object)).await {
+                    Err(e) if e.is(ErrorKind::NotFound) => {
+                        if !self.has_other_name(ino)? {
+                            // Another client removed it: there is no object to set attributes on.
+                            let mut txn = Txn::begin(self);
+                            clear(txn.record(ino)?);
+                            return txn.commit();
+                        }
+                    }
+                    other => return other,
+                }
             }
         }
+        .boxed()
     }
 
     /// Called if the pool does not have an inode under the name of the last request: another client removed the name,

@@ -11,6 +11,8 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat}
 use forebay_catalog::ListingState;
 use forebay_policy::ConflictPolicy;
 use forebay_system::clock::unix_now;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn};
 
@@ -24,26 +26,29 @@ impl Inner {
     ///
     /// # Errors
     /// `Conflict` if the policy leaves it to the user.
-    pub(super) async fn settle_conflict(
-        self: &Arc<Self>,
+    pub(super) fn settle_conflict<'a>(
+        self: &'a Arc<Self>,
         parent: Ino,
-        name: &[u8],
+        name: &'a [u8],
         ino: Ino,
-        path: &PoolPath,
-    ) -> Result<()> {
-        match self.policy_of(&*self.node(ino)?).conflict {
-            // Ours replaces only the content of a file. What is left here is no file on both sides.
-            ConflictPolicy::KeepBoth | ConflictPolicy::Ours => self.keep_both(parent, name, ino, path).await,
-            ConflictPolicy::Theirs => self.drop_ours(parent, name, ino, path),
-            ConflictPolicy::Fail => Err(Error::new(
-                ErrorKind::Conflict,
-                Side::Pool,
-                format!(
-                    "{path}: changed in the pool and in the mount; its policy says conflict = fail, so nothing is \
-                     changed: move or remove one of the copies"
-                ),
-            )),
+        path: &'a PoolPath,
+    ) -> BoxFuture<'a, Result<()>> {
+        async move {
+            match self.policy_of(&*self.node(ino)?).conflict {
+                // Ours replaces only the content of a file. What is left here is no file on both sides.
+                ConflictPolicy::KeepBoth | ConflictPolicy::Ours => self.keep_both(parent, name, ino, path).await,
+                ConflictPolicy::Theirs => self.drop_ours(parent, name, ino, path),
+                ConflictPolicy::Fail => Err(Error::new(
+                    ErrorKind::Conflict,
+                    Side::Pool,
+                    format!(
+                        "{path}: changed in the pool and in the mount; its policy says conflict = fail, so nothing is \
+                         changed: move or remove one of the copies"
+                    ),
+                )),
+            }
         }
+        .boxed()
     }
 
     /// Whether our copy of a file replaces the pool's copy, which another client changed.

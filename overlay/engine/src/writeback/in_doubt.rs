@@ -94,88 +94,91 @@ impl Inner {
     }
 
     /// Finds out what the pool has under a name to which something was sent.
-    pub(super) async fn resolve_doubt_of_name(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        let record = self.catalog.name(parent, name)?;
-        if record.sent.is_empty() {
-            return Ok(());
-        }
-        let _moves = self.flusher.moves.read().await;
-        let nodes = match self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool)) {
-            // An inode is gone: the step that sent it has had its answer meanwhile.
-            Err(_) if self.catalog.name(parent, name)?.sent != record.sent => return Ok(()),
-            nodes => nodes?,
-        };
-        let _locks = lock_all(&nodes).await;
-        if self.catalog.name(parent, name)?.sent != record.sent {
-            // The step that sent it held the lock, and has had its answer.
-            return Ok(());
-        }
-        let path = self.pool_path_of(parent, name);
-        let stat = match &path {
-            Ok(path) => match self.ask(self.pool.stat(path)).await {
-                Ok(stat) => Some(stat),
-                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
-                Err(e) => return Err(e.context(path)),
-            },
-            // The directory itself was never created in the pool.
-            Err(_) => None,
-        };
-        let (mut arrived, mut half) = (None, None);
-        if let (Some(stat), Ok(path)) = (&stat, &path) {
-            for sent in record.sent.iter().rev() {
-                if self.arrived(sent, &record, stat, path).await? {
-                    arrived = Some((sent, stat));
-                    break;
-                }
-                if self.is_half_written(sent, stat, path).await? {
-                    half = Some((sent.ino, stat));
+    pub(super) fn resolve_doubt_of_name<'a>(&'a self, parent: Ino, name: &'a [u8]) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let record = self.catalog.name(parent, name)?;
+            if record.sent.is_empty() {
+                return Ok(());
+            }
+            let _moves = self.flusher.moves.read().await;
+            let nodes = match self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool)) {
+                // An inode is gone: the step that sent it has had its answer meanwhile.
+                Err(_) if self.catalog.name(parent, name)?.sent != record.sent => return Ok(()),
+                nodes => nodes?,
+            };
+            let _locks = lock_all(&nodes).await;
+            if self.catalog.name(parent, name)?.sent != record.sent {
+                // The step that sent it held the lock, and has had its answer.
+                return Ok(());
+            }
+            let path = self.pool_path_of(parent, name);
+            let stat = match &path {
+                Ok(path) => match self.ask(self.pool.stat(path)).await {
+                    Ok(stat) => Some(stat),
+                    Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
+                    Err(e) => return Err(e.context(path)),
+                },
+                // The directory itself was never created in the pool.
+                Err(_) => None,
+            };
+            let (mut arrived, mut half) = (None, None);
+            if let (Some(stat), Ok(path)) = (&stat, &path) {
+                for sent in record.sent.iter().rev() {
+                    if self.arrived(sent, &record, stat, path).await? {
+                        arrived = Some((sent, stat));
+                        break;
+                    }
+                    if self.is_half_written(sent, stat, path).await? {
+                        half = Some((sent.ino, stat));
+                    }
                 }
             }
-        }
-        let Some((sent, stat)) = arrived else {
+            let Some((sent, stat)) = arrived else {
+                let mut txn = Txn::begin(self);
+                let pool = txn.name(parent, name)?.pool;
+                txn.pool_has(parent, name, pool)?;
+                if let Some((ino, stat)) = half {
+                    // A file that this daemon left half written is not a change of another client: the next upload
+                    // overwrites it.
+                    txn.record(ino)?.version = Some(stat.version.clone());
+                }
+                // If another client removed the object meanwhile, this name was the last one where it could be.
+                for sent in &record.sent {
+                    self.lost_in_pool(&mut txn, sent.ino)?;
+                }
+                return txn.commit();
+            };
+            tracing::info!(path = %path.unwrap_or_default(), "an interrupted change had reached the pool");
+            self.sync_names(parent).await?;
+            if let SentWhat::Moved { from } = &sent.what {
+                self.sync_names(from.0).await?;
+            }
             let mut txn = Txn::begin(self);
-            let pool = txn.name(parent, name)?.pool;
-            txn.pool_has(parent, name, pool)?;
-            if let Some((ino, stat)) = half {
-                // A file that this daemon left half written is not a change of another client: the next upload
-                // overwrites it.
-                txn.record(ino)?.version = Some(stat.version.clone());
+            // The new name is recorded first: an inode without names in the pool forgets its version.
+            txn.pool_has(parent, name, Some(sent.ino))?;
+            note_name_flushed(&mut txn, parent)?;
+            if let SentWhat::Moved { from } = &sent.what {
+                txn.pool_lacks(from.0, &from.1, sent.ino)?;
+                note_name_flushed(&mut txn, from.0)?;
             }
-            // If another client removed the object meanwhile, this name was the last one where it could be.
-            for sent in &record.sent {
-                self.lost_in_pool(&mut txn, sent.ino)?;
+            match sent.what {
+                SentWhat::Content { .. } => {
+                    let record = txn.record(sent.ino)?;
+                    record.version = Some(stat.version.clone());
+                    record.occupied_in_pool = stat.occupied;
+                    record.count_links(stat);
+                }
+                // It is certain that the object exists, but not that it got all of its attributes.
+                SentWhat::Made { .. } => {
+                    let record = txn.record(sent.ino)?;
+                    record.version = Some(stat.version.clone());
+                    all_attrs_differ(record);
+                }
+                SentWhat::Moved { .. } | SentWhat::Linked => take_version(&mut txn, sent.ino, stat)?,
             }
-            return txn.commit();
-        };
-        tracing::info!(path = %path.unwrap_or_default(), "an interrupted change had reached the pool");
-        self.sync_names(parent).await?;
-        if let SentWhat::Moved { from } = &sent.what {
-            self.sync_names(from.0).await?;
+            txn.commit()
         }
-        let mut txn = Txn::begin(self);
-        // The new name is recorded first: an inode without names in the pool forgets its version.
-        txn.pool_has(parent, name, Some(sent.ino))?;
-        note_name_flushed(&mut txn, parent)?;
-        if let SentWhat::Moved { from } = &sent.what {
-            txn.pool_lacks(from.0, &from.1, sent.ino)?;
-            note_name_flushed(&mut txn, from.0)?;
-        }
-        match sent.what {
-            SentWhat::Content { .. } => {
-                let record = txn.record(sent.ino)?;
-                record.version = Some(stat.version.clone());
-                record.occupied_in_pool = stat.occupied;
-                record.count_links(stat);
-            }
-            // It is certain that the object exists, but not that it got all of its attributes.
-            SentWhat::Made { .. } => {
-                let record = txn.record(sent.ino)?;
-                record.version = Some(stat.version.clone());
-                all_attrs_differ(record);
-            }
-            SentWhat::Moved { .. } | SentWhat::Linked => take_version(&mut txn, sent.ino, stat)?,
-        }
-        txn.commit()
+        .boxed()
     }
 
     /// Whether what the pool has under a name is what was sent there.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_catalog::{InodeRecord, Link, NameRecord};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Txn};
@@ -67,72 +69,75 @@ impl Inner {
     /// Makes what the pool has under a name equal to what the mount shows, after the names that come first.
     ///
     /// The chain of waiting names is a list, not recursive calls: a removed tree may have any depth.
-    pub async fn place(self: &Arc<Self>, parent: Ino, name: &[u8]) -> Result<()> {
-        let mut chain = vec![BlockedName::new((parent, name.into()))];
-        let (mut stuck, mut looked) = (0, false);
-        while let Some(last) = chain.last_mut() {
-            let (parent, name) = last.link.clone();
-            if let Some(link) = last.first.next() {
-                if chain.iter().all(|w| w.link != link) {
-                    chain.push(BlockedName::new(link));
+    pub fn place<'a>(self: &'a Arc<Self>, parent: Ino, name: &'a [u8]) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let mut chain = vec![BlockedName::new((parent, name.into()))];
+            let (mut stuck, mut looked) = (0, false);
+            while let Some(last) = chain.last_mut() {
+                let (parent, name) = last.link.clone();
+                if let Some(link) = last.first.next() {
+                    if chain.iter().all(|w| w.link != link) {
+                        chain.push(BlockedName::new(link));
+                        continue;
+                    }
+                    match self.break_cycle(&link, &chain).await? {
+                        Freed::Last => {
+                            if let Some(last) = chain.last_mut() {
+                                last.first = Vec::new().into_iter();
+                            }
+                        }
+                        Freed::Another => _ = chain.pop(),
+                        // Another flush was faster: the waiting names may have nothing to wait for any more.
+                        Freed::None if stuck < MAX_STUCK => {
+                            stuck += 1;
+                            chain.pop();
+                            tokio::task::yield_now().await;
+                        }
+                        Freed::None => return Err(circle(&link)),
+                    }
                     continue;
                 }
-                match self.break_cycle(&link, &chain).await? {
-                    Freed::Last => {
-                        if let Some(last) = chain.last_mut() {
-                            last.first = Vec::new().into_iter();
-                        }
+                let record = self.catalog.name(parent, &name)?;
+                if !record.differs() {
+                    chain.pop();
+                    continue;
+                }
+                last.looks += 1;
+                if last.looks > MAX_STEPS {
+                    let what = format!("{}: flushing does not end", name.escape_ascii());
+                    return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+                }
+                let next = match self.resolve_doubt_around(parent, &name, &record).await {
+                    Ok(true) => continue,
+                    Ok(false) => self.next(parent, &name, &record),
+                    Err(e) => Err(e),
+                };
+                let step = match next {
+                    Ok(NextStep::Content(ino)) => self.flush_last(ino).await,
+                    Ok(NextStep::Step(step)) => self.take_step(parent, &name, &record, step).await,
+                    Ok(NextStep::First(names)) => {
+                        last.first = names.into_iter();
+                        Ok(())
                     }
-                    Freed::Another => _ = chain.pop(),
-                    // Another flush was faster: the waiting names may have nothing to wait for any more.
-                    Freed::None if stuck < MAX_STUCK => {
-                        stuck += 1;
-                        chain.pop();
-                        tokio::task::yield_now().await;
+                    Err(e) => Err(e),
+                };
+                match step {
+                    // Another flush was faster, and the name has another record since: look again.
+                    Err(e)
+                        if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
+                            && !self.catalog.name(parent, &name)?.is_as(&record) => {}
+                    // Or another client removed the directory: what is newer in the overlay is created anew, the directory
+                    // first.
+                    Err(e) if is_news_of_parents(&e) && !looked => {
+                        looked = true;
+                        self.look_above(parent).await?;
                     }
-                    Freed::None => return Err(circle(&link)),
+                    other => other?,
                 }
-                continue;
             }
-            let record = self.catalog.name(parent, &name)?;
-            if !record.differs() {
-                chain.pop();
-                continue;
-            }
-            last.looks += 1;
-            if last.looks > MAX_STEPS {
-                let what = format!("{}: flushing does not end", name.escape_ascii());
-                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
-            }
-            let next = match self.resolve_doubt_around(parent, &name, &record).await {
-                Ok(true) => continue,
-                Ok(false) => self.next(parent, &name, &record),
-                Err(e) => Err(e),
-            };
-            let step = match next {
-                Ok(NextStep::Content(ino)) => self.flush_last(ino).await,
-                Ok(NextStep::Step(step)) => self.take_step(parent, &name, &record, step).await,
-                Ok(NextStep::First(names)) => {
-                    last.first = names.into_iter();
-                    Ok(())
-                }
-                Err(e) => Err(e),
-            };
-            match step {
-                // Another flush was faster, and the name has another record since: look again.
-                Err(e)
-                    if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound)
-                        && !self.catalog.name(parent, &name)?.is_as(&record) => {}
-                // Or another client removed the directory: what is newer in the overlay is created anew, the directory
-                // first.
-                Err(e) if is_news_of_parents(&e) && !looked => {
-                    looked = true;
-                    self.look_above(parent).await?;
-                }
-                other => other?,
-            }
+            Ok(())
         }
-        Ok(())
+        .boxed()
     }
 
     /// Asks the pool whether a directory and those above it are still there.

@@ -17,8 +17,8 @@ use forebay_backends::{Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Resu
 use forebay_cache::Content;
 use forebay_cache::{CHUNK_BYTES, ContentId, Stamp, is_held};
 use forebay_catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
-use futures::StreamExt;
-use futures::stream;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream};
 
 use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn, blocking};
 use super::create::{attrs_of, settle_attrs, still_to_tell};
@@ -68,65 +68,68 @@ impl Inner {
     /// # Errors
     /// `Conflict` if the pool has something else there than expected; `Busy` if the file is written so often that no
     /// snapshot is consistent.
-    pub(super) async fn upload(
-        self: &Arc<Self>,
+    pub(super) fn upload<'a>(
+        self: &'a Arc<Self>,
         ino: Ino,
-        at: &Link,
-        path: &PoolPath,
-        expected: &Expected,
-    ) -> Result<Option<Uploaded>> {
-        let _noted = self.note_upload(at.0)?;
-        let mut attempts = 0..ATTEMPTS;
-        while attempts.next().is_some() {
-            let snapshot = self.snapshot(ino).await?;
-            let is_last = attempts.is_empty();
-            let snapshot = if is_last && snapshot.held { self.freeze(snapshot).await? } else { snapshot };
-            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, frozen } = snapshot;
-            let recorded_mtime = sent.mtime;
-            (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
-            let pieces = self.pieces(content.clone(), frozen, stamp);
-            let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
-            let what = SentWhat::Content { size: sent.size, mtime: sent.mtime };
-            if !self.about_to_send(at, ino, what).await? {
-                return Ok(None);
-            }
-            let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
-            match self.ask(put).await {
-                Ok(stat) => {
-                    let is_held = self.node(ino)?.state.lock().opens.has_writer() || is_held(&content.file);
-                    if is_held && !(held && settled) {
-                        // It stays dirty, based on what the pool has now: after a power cut, the content must not be
-                        // older than that.
-                        self.sync_content(&content).await?;
+        at: &'a Link,
+        path: &'a PoolPath,
+        expected: &'a Expected,
+    ) -> BoxFuture<'a, Result<Option<Uploaded>>> {
+        async move {
+            let _noted = self.note_upload(at.0)?;
+            let mut attempts = 0..ATTEMPTS;
+            while attempts.next().is_some() {
+                let snapshot = self.snapshot(ino).await?;
+                let is_last = attempts.is_empty();
+                let snapshot = if is_last && snapshot.held { self.freeze(snapshot).await? } else { snapshot };
+                let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, frozen } = snapshot;
+                let recorded_mtime = sent.mtime;
+                (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
+                let pieces = self.pieces(content.clone(), frozen, stamp);
+                let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
+                let what = SentWhat::Content { size: sent.size, mtime: sent.mtime };
+                if !self.about_to_send(at, ino, what).await? {
+                    return Ok(None);
+                }
+                let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
+                match self.ask(put).await {
+                    Ok(stat) => {
+                        let is_held = self.node(ino)?.state.lock().opens.has_writer() || is_held(&content.file);
+                        if is_held && !(held && settled) {
+                            // It stays dirty, based on what the pool has now: after a power cut, the content must not be
+                            // older than that.
+                            self.sync_content(&content).await?;
+                        }
+                        self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
+                        return Ok(Some(Uploaded {
+                            stat,
+                            sent,
+                            recorded_mtime,
+                            stamp,
+                            generation,
+                            settled,
+                            apart,
+                            synced: is_held || (held && settled),
+                            theirs: None,
+                            refused,
+                        }));
                     }
-                    self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
-                    return Ok(Some(Uploaded {
-                        stat,
-                        sent,
-                        recorded_mtime,
-                        stamp,
-                        generation,
-                        settled,
-                        apart,
-                        synced: is_held || (held && settled),
-                        theirs: None,
-                        refused,
-                    }));
+                    Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
+                    // Each attribute is refused only once, so the attempts end.
+                    Err(e) if self.flusher.refused.note(ino, &e) => {
+                        tracing::warn!(%path, error = %e, "the content is uploaded without an attribute");
+                        attempts = 0..ATTEMPTS;
+                    }
+                    Err(e) => return Err(e.context(path)),
                 }
-                Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
-                // Each attribute is refused only once, so the attempts end.
-                Err(e) if self.flusher.refused.note(ino, &e) => {
-                    tracing::warn!(%path, error = %e, "the content is uploaded without an attribute");
-                    attempts = 0..ATTEMPTS;
-                }
-                Err(e) => return Err(e.context(path)),
             }
+            Err(Error::new(
+                ErrorKind::Busy,
+                Side::Application,
+                format!("{path}: it is being written all the time; it is flushed when the writer pauses or closes it"),
+            ))
         }
-        Err(Error::new(
-            ErrorKind::Busy,
-            Side::Application,
-            format!("{path}: it is being written all the time; it is flushed when the writer pauses or closes it"),
-        ))
+        .boxed()
     }
 
     /// Makes later stores through a mapping show in the times of the content file: the kernel notes a store to a page
@@ -352,52 +355,58 @@ impl Inner {
 
     /// Compares the pool's object with our bytes. Returns an upload if they are equal: then there is no conflict,
     /// whichever client wrote them.
-    pub(super) async fn same_bytes(
-        self: &Arc<Self>,
+    pub(super) fn same_bytes<'a>(
+        self: &'a Arc<Self>,
         ino: Ino,
-        path: &PoolPath,
-        stat: &Stat,
-    ) -> Result<Option<Uploaded>> {
-        let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, .. } =
-            self.snapshot(ino).await?;
-        if stat.kind != sent.kind || stat.size != stamp.size || self.known_as(stat)?.is_some_and(|known| known != ino) {
-            return Ok(None);
-        }
-        let mut at = 0;
-        while at < stat.size {
-            let end = stat.size.min(at + CHUNK_BYTES);
-            let theirs: Bytes = self.ask(self.pool.read(path, &stat.version, at..end)).await?;
-            let ours = self.io.read_at(content.file.clone(), at, (end - at) as usize).await?;
-            if theirs != ours {
+        path: &'a PoolPath,
+        stat: &'a Stat,
+    ) -> BoxFuture<'a, Result<Option<Uploaded>>> {
+        async move {
+            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, .. } =
+                self.snapshot(ino).await?;
+            if stat.kind != sent.kind
+                || stat.size != stamp.size
+                || self.known_as(stat)?.is_some_and(|known| known != ino)
+            {
                 return Ok(None);
             }
-            at = end;
+            let mut at = 0;
+            while at < stat.size {
+                let end = stat.size.min(at + CHUNK_BYTES);
+                let theirs: Bytes = self.ask(self.pool.read(path, &stat.version, at..end)).await?;
+                let ours = self.io.read_at(content.file.clone(), at, (end - at) as usize).await?;
+                if theirs != ours {
+                    return Ok(None);
+                }
+                at = end;
+            }
+            let (catalog, read) = (self.catalog.clone(), content.clone());
+            blocking(move || catalog.check_written_back(&read)).await?;
+            let recorded_mtime = sent.mtime;
+            (sent.size, sent.mtime) = (stamp.size, stat.mtime);
+            // If the pool's attributes are another client's, ours are still to be sent.
+            (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
+            let theirs = match self.pool.capabilities().objects.xattrs {
+                true => self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?,
+                false => Vec::new(),
+            };
+            let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+            let stat = stat.clone();
+            let (theirs, synced) = (Some(theirs), held && settled);
+            Ok(Some(Uploaded {
+                stat,
+                sent,
+                recorded_mtime,
+                stamp,
+                generation,
+                settled,
+                apart,
+                synced,
+                theirs,
+                refused: Vec::new(),
+            }))
         }
-        let (catalog, read) = (self.catalog.clone(), content.clone());
-        blocking(move || catalog.check_written_back(&read)).await?;
-        let recorded_mtime = sent.mtime;
-        (sent.size, sent.mtime) = (stamp.size, stat.mtime);
-        // If the pool's attributes are another client's, ours are still to be sent.
-        (sent.mode, sent.uid, sent.gid) = (stat.mode, stat.uid, stat.gid);
-        let theirs = match self.pool.capabilities().objects.xattrs {
-            true => self.ask(self.pool.xattrs(path)).await.map_err(|e| e.context(path))?,
-            false => Vec::new(),
-        };
-        let theirs = theirs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        let stat = stat.clone();
-        let (theirs, synced) = (Some(theirs), held && settled);
-        Ok(Some(Uploaded {
-            stat,
-            sent,
-            recorded_mtime,
-            stamp,
-            generation,
-            settled,
-            apart,
-            synced,
-            theirs,
-            refused: Vec::new(),
-        }))
+        .boxed()
     }
 }
 
