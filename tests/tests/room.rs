@@ -1,9 +1,14 @@
 //! What counts when space is requested, in the fast pool and in the pool.
 
+use std::fs::{self, File};
+use std::path::Path;
+
 use forebay_api::operator::ContentState;
 use forebay_backends::{ErrorKind, Pool, PoolPath};
 use forebay_engine::{Change, Overlay};
 use forebay_tests::engine::*;
+use forebay_tests::process::wait_until;
+use rustix::fs::{IFlags, ioctl_getflags};
 
 /// SEMANTICS 44: "Where the daemon computes how much space is left, a dirty file counts with its blocks."
 #[tokio::test(flavor = "multi_thread")]
@@ -42,6 +47,38 @@ async fn space_that_is_asked_for_in_vain_evicts_nothing() {
     }
     ask(2500 * KIB).await.unwrap();
     assert!(!is_resident(&overlay).await);
+}
+
+/// Waits until a content file of the fast pool is immutable: writers that the daemon does not see are stopped.
+fn wait_until_writers_are_stopped(content: &Path) {
+    let is_immutable = |file: &Path| {
+        let flags = ioctl_getflags(File::open(file).unwrap()).unwrap();
+        flags.contains(IFlags::IMMUTABLE)
+    };
+    wait_until("a content file is immutable", || {
+        let dirs = fs::read_dir(content).unwrap();
+        let mut files = dirs.flat_map(|dir| fs::read_dir(dir.unwrap().path()).unwrap());
+        files.any(|file| is_immutable(&file.unwrap().path()))
+    });
+}
+
+/// A program that makes a file smaller needs no room, and frees some.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_whose_writers_are_stopped_can_be_truncated() {
+    let fixture = Fixture::new();
+    // Less than what is left free for writers that the daemon does not see.
+    let overlay = fixture.limited(4 << 20).await;
+    for size in [0, 5, 9 << 30] {
+        write(&overlay, "a", "some bytes").await.unwrap();
+        let ino = find(&overlay, "a").await;
+        // The kernel may write it past the daemon.
+        overlay.open_inherited(ino, libc::O_RDWR).await.unwrap();
+        wait_until_writers_are_stopped(&fixture.fast.path().join("content"));
+        let change = Change { size: Some(size), ..Change::default() };
+        let (attr, _) = overlay.setattr(ino, &change, CALLER).await.unwrap();
+        assert_eq!(attr.size, size);
+        overlay.close(ino, true).await.unwrap();
+    }
 }
 
 /// The victim of one request is not free yet when the other requests compute how much room there is.

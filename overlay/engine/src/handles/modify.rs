@@ -13,6 +13,9 @@ use super::super::{Inner, Txn, blocking};
 use super::open::{check_current, is_given_up};
 use crate::node::{Node, PoolSync};
 
+/// How often a size is set again because the writers of the file were stopped meanwhile.
+const RESIZES: u32 = 20;
+
 impl Inner {
     /// Returns the content file of a file for changes: the content is complete, and durably marked dirty.
     pub async fn make_writable(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
@@ -126,8 +129,7 @@ impl Inner {
             return Ok(());
         }
         let content = self.make_writable(node).await?;
-        let file = content.file.clone();
-        blocking(move || file.set_len(size).map_err(super::failed)).await?;
+        self.set_len(node, &content, size).await?;
         node.state.lock().changed();
         self.account(node, &content)
     }
@@ -149,20 +151,33 @@ impl Inner {
         let _ = self.catalog.glance_written_back(content);
         let id = ContentId(content.id);
         let lost = self.catalog.lost(id);
-        empty(content).await?;
+        self.set_len(node, content, 0).await?;
         if let Some(lost) = lost {
             self.catalog.forget_lost(id, &lost)?;
         }
         node.state.lock().changed();
         self.account(node, content)
     }
+
+    /// Sets the size of a content file. This takes no room, so writers that were stopped for want of room go on.
+    async fn set_len(&self, node: &Node, content: &Arc<Content>, size: u64) -> Result<()> {
+        for _ in 0..RESIZES {
+            self.resume_writers(node, content);
+            match set_len(content, size).await {
+                Err(e) if e.is(ErrorKind::NotPermitted) => {}
+                other => return other,
+            }
+        }
+        let what = format!("{}: its writers are stopped again and again", self.display(node.ino));
+        Err(Error::new(ErrorKind::Busy, Side::Cache, what))
+    }
 }
 
-/// Truncates a content file to zero bytes. With many blocks that takes long, so a blocking thread does it.
-async fn empty(content: &Content) -> Result<()> {
+/// Sets the size of a content file. With many blocks that takes long, so a blocking thread does it.
+async fn set_len(content: &Content, size: u64) -> Result<()> {
     let file = content.file.clone();
     if file.metadata().map_err(super::failed)?.blocks() * 512 <= CHUNK_BYTES {
-        return file.set_len(0).map_err(super::failed);
+        return file.set_len(size).map_err(super::failed);
     }
-    blocking(move || file.set_len(0).map_err(super::failed)).await
+    blocking(move || file.set_len(size).map_err(super::failed)).await
 }

@@ -188,6 +188,11 @@ impl Inner {
         Ok(())
     }
 
+    /// Lets stopped writers go on. They are stopped again at the next count if there is still no room.
+    pub(crate) fn resume_writers(&self, node: &Node, content: &Arc<Content>) {
+        node.state.lock().bypass.resume(|on| set_immutable(content, on));
+    }
+
     /// Lets the daemon write a content file that is immutable because its writers were stopped. They are not passthrough
     /// writers if no other descriptor of it exists: a daemon that starts again does not know that.
     ///
