@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod decorators;
 pub mod dir;
 mod error;
+mod late;
 pub mod latency;
 pub mod memory;
 pub mod nfs;
@@ -18,6 +19,7 @@ mod types;
 mod unfinished;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
+pub use late::PoolDescription;
 pub use open::PoolLocation;
 pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};
 pub use pool::{

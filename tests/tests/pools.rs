@@ -236,6 +236,47 @@ fn an_outage_is_survived(server: &mut dyn Server) {
     mount.flush();
 }
 
+/// A mount begins while the server is away, and its daemon dies then, too.
+fn an_outage_at_the_start_is_survived(server: &mut dyn Server) {
+    let policy = "[default]\nflush = \"idle:1s\"\n[pool]\ndeadline = \"3s\"\n";
+    let mount = over(server, Options::policy(policy));
+    std::fs::write(mount.path("kept"), content(1, 100_000)).unwrap();
+    mount.flush();
+    assert_eq!(std::fs::read_dir(mount.path("")).unwrap().count(), 1);
+    mount.umount();
+    server.kill();
+    mount.mount();
+    assert_eq!(std::fs::read(mount.path("kept")).unwrap(), content(1, 100_000));
+    std::fs::write(mount.path("absorbed"), content(2, 5 << 20)).unwrap();
+    let worker = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(worker);
+    assert_eq!(std::fs::read(mount.path("kept")).unwrap(), content(1, 100_000));
+    assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
+    assert!(mount.status().dirty_files > 0);
+    server.start_again();
+    let since = Instant::now();
+    while mount.tree().read("absorbed").ok() != Some(content(2, 5 << 20)) {
+        assert!(since.elapsed() < ARRIVES_WITHIN, "{}", mount.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(mount.log().contains("the pool is attached"), "{}", mount.log());
+    mount.flush();
+}
+
+/// SEMANTICS 12: "A mount can also begin then, if its fast pool was mounted with this pool before."
+#[test]
+fn a_mount_begins_during_an_outage_of_s3() {
+    let _alone = alone();
+    an_outage_at_the_start_is_survived(&mut Versitygw::start());
+}
+
+#[test]
+fn a_mount_begins_during_an_outage_of_nfs() {
+    let _alone = alone();
+    an_outage_at_the_start_is_survived(&mut nfs());
+}
+
 #[test]
 fn an_outage_of_s3_is_survived() {
     let _alone = alone();

@@ -107,6 +107,9 @@ pub(super) fn told(ready: &Ready, output: &Output) {
     if ready.dirty_files > 0 {
         output.note(format!("{} of an earlier mount are not in the pool yet", values::files(ready.dirty_files)));
     }
+    if let Some(why) = &ready.not_attached {
+        output.note(format!("only the content of the fast pool is available, until the pool can be attached: {why}"));
+    }
     if let Some(cost) = &ready.few_descriptors {
         output.note(cost);
     }

@@ -146,13 +146,16 @@ async fn serve(
     config: CacheNodeConfig,
     sockets: NodeSockets,
     options: CacheNodeOptions,
-    notes: Vec<String>,
+    mut notes: Vec<String>,
     on_ready: impl FnOnce(&CacheNodeReady),
 ) -> Result<(), Failure> {
     let NodeSockets { content, certificate, metrics, peers: peer_socket } = sockets;
     let mount = &config.mount;
     let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
-    let (overlay, pool) = worker::open(mount, worker::policy(mount)?, false).await?;
+    let worker::Engine { overlay, pool, not_attached } = worker::open(mount, worker::policy(mount)?, false).await?;
+    notes.extend(
+        not_attached.map(|why| format!("only what is resident is served, until the pool can be attached: {why}")),
+    );
     let jobs = Jobs::start(overlay.clone());
     register(runtime, mount)?;
     let path = mount.mountpoint.display().to_string();

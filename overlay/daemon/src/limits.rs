@@ -28,6 +28,10 @@ pub const ENTRIES_PER_REPLY: usize = 500;
 pub const MOUNT: Duration = Duration::from_secs(120);
 /// How long a check before the mount, or `doctor`, waits for a pool to answer.
 pub const POOL_CHECK: Duration = Duration::from_secs(10);
+/// How long a new mount waits for a pool that an earlier mount knew.
+pub const POOL_ANSWER: Duration = Duration::from_secs(5);
+/// How long a worker that takes over a mount waits for its pool. Meanwhile the mount does not answer.
+pub const POOL_ANSWER_REATTACHED: Duration = Duration::from_millis(300);
 /// How long `doctor` waits until a pool is attached: longer than the retries of each kind of pool.
 pub const POOL_ATTACH: Duration = Duration::from_secs(120);
 /// Connections to a metrics address at the same time; more wait in its backlog.

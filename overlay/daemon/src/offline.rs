@@ -8,11 +8,22 @@ use std::path::Path;
 use super::config::MountConfig;
 use super::{Failure, FailureKind, registry, worker};
 use forebay_api::operator::FsckReport;
+use forebay_backends::PoolDescription;
 use forebay_cache::guard;
 use forebay_engine::salvage;
+use serde::{Deserialize, Serialize};
 
 /// The note in each fast directory, with the configuration of its last mount.
 const NOTE: &str = "mount.json";
+/// The note in the first fast directory that describes the pool, as it was attached last.
+const POOL_NOTE: &str = "pool.json";
+
+#[derive(Serialize, Deserialize)]
+struct PoolNote {
+    /// [`MountConfig::pool`]
+    location: String,
+    known: PoolDescription,
+}
 
 /// Writes the note. A failure does not prevent the mount.
 pub fn remember(config: &MountConfig) {
@@ -26,25 +37,46 @@ pub fn remember(config: &MountConfig) {
     }
 }
 
+/// Writes the note that describes the pool. A failure does not prevent the mount.
+pub fn remember_pool(config: &MountConfig, known: PoolDescription) {
+    let Some(fast) = config.fast.first() else { return };
+    let file = fast.join(POOL_NOTE);
+    let written = serde_json::to_vec_pretty(&PoolNote { location: config.pool.clone(), known })
+        .map_err(io::Error::other)
+        .and_then(|text| registry::Runtime::at(fast.clone()).replace(&file, &text));
+    if let Err(error) = written {
+        tracing::warn!("cannot write {}: {error}", file.display());
+    }
+}
+
+/// Returns what is known of a mount's pool from an earlier mount, if anything is.
+pub fn recall_pool(config: &MountConfig) -> Option<PoolDescription> {
+    let fast = config.fast.first()?;
+    guard::take(fast).ok()?;
+    let note: PoolNote = serde_json::from_slice(&read_own(&fast.join(POOL_NOTE)).ok()?).ok()?;
+    (note.location == config.pool).then_some(note.known)
+}
+
+/// Reads a note of this user. It names a pool, and where bytes may go, so its owner is checked. The check is by
+/// descriptor, since the name may be given to another file.
+fn read_own(note: &Path) -> io::Result<Vec<u8>> {
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(note)?;
+    let meta = file.metadata()?;
+    if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "another user could have written it; mount the fast directory once as its owner, which writes it anew",
+        ));
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok(text)
+}
+
 /// Returns the configuration of the last mount of a fast directory.
 pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
     let note = fast.join(NOTE);
-    let read = || -> io::Result<Vec<u8>> {
-        let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&note)?;
-        let meta = file.metadata()?;
-        // The note names a pool, and where bytes may go, so its owner is checked. The check is by descriptor, since the
-        // name may be given to another file.
-        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "another user could have written it; mount the fast directory once as its owner, which writes it anew",
-            ));
-        }
-        let mut text = Vec::new();
-        file.read_to_end(&mut text)?;
-        Ok(text)
-    };
-    let text = read().map_err(|e| match e.kind() {
+    let text = read_own(&note).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             Failure::usage(format!("{} is not a fast directory: it has no {NOTE}", fast.display()))
                 .remedy("give a directory that was named to `forebay mount --fast`, or a mountpoint")
@@ -74,7 +106,7 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a tier
         // that a policy does not name is given up.
         let policy = worker::policy(config)?.that_flushes_by_request();
-        let (overlay, _) = worker::open(config, policy, false).await?;
+        let overlay = worker::open(config, policy, false).await?.overlay;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;
         Ok(report?)

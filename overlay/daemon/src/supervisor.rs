@@ -46,6 +46,9 @@ pub struct Ready {
     /// What a low limit of descriptors costs.
     #[serde(default)]
     pub few_descriptors: Option<String>,
+    /// Why the pool is not attached yet.
+    #[serde(default)]
+    pub not_attached: Option<String>,
 }
 
 impl StartOutcome {

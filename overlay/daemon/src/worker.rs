@@ -5,10 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_backends::decorators::{CallLimits, Deadline, Metrics, Throttle};
 use forebay_backends::dir::MAX_BLOCKING_CALLS;
-use forebay_backends::{Pool, PoolLocation};
+use forebay_backends::{Pool, PoolDescription, PoolLocation};
 use forebay_engine::{Options, Overlay};
 use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use forebay_jobs::{Collector, Jobs, WatchOptions};
@@ -20,7 +21,7 @@ use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Runtime};
 use super::server::{self, Facts, Server};
 use super::supervisor::{Ready, Signals, StartOutcome, stop};
-use super::{Failure, FailureKind, capabilities, doctor, limits, mounts, peers, policy_files};
+use super::{Failure, FailureKind, capabilities, doctor, limits, mounts, offline, peers, policy_files};
 
 /// Threads for blocking calls. A pool that hangs can hold [`MAX_BLOCKING_CALLS`] of them; the rest are for the engine.
 const BLOCKING_THREADS: usize = MAX_BLOCKING_CALLS + 64;
@@ -79,7 +80,8 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let settings = peers::settings(config)?;
     let fresh = settings.as_ref().filter(|_| attach == Attach::Fresh);
     let peer_socket = fresh.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
-    let (overlay, pool) = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
+    let engine = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
+    let Engine { overlay, pool, not_attached } = engine;
     let peers = peers::start(config, settings, peer_socket, &overlay)?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
@@ -115,11 +117,12 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
         no_passthrough,
         dirty_files: overlay.status().await.dirty_files,
         few_descriptors: descriptors::cost(overlay.policy().shares.open_files),
+        not_attached,
     };
     if let Some(cost) = &ready.few_descriptors {
         tracing::warn!("{cost}");
     }
-    super::offline::remember(config);
+    offline::remember(config);
     tracing::info!("{} serves {}", config.mountpoint.display(), config.pool);
     StartOutcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
@@ -168,14 +171,20 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
     closed
 }
 
-/// Opens the engine of a mount. Returns also the counters of its calls to the pool. `reattached`: it takes over the
-/// mount of a worker that died, with its open files.
-pub(super) async fn open(
-    config: &MountConfig,
-    policy: Policy,
-    reattached: bool,
-) -> Result<(Overlay, Arc<Metrics>), Failure> {
-    let (pool, counted) = pool(config, &policy).await?;
+/// The engine of a mount.
+pub(super) struct Engine {
+    pub overlay: Overlay,
+    /// The counters of its calls to the pool.
+    pub pool: Arc<Metrics>,
+    /// Why the pool is not attached yet.
+    pub not_attached: Option<String>,
+}
+
+/// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
+pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<Engine, Failure> {
+    let within = if reattached { limits::POOL_ANSWER_REATTACHED } else { limits::POOL_ANSWER };
+    let (attached, not_attached) = attach_pool(config, within, policy.pool_deadline).await?;
+    let (pool, counted) = watched(attached, config, &policy);
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
     let options = Options {
@@ -191,7 +200,7 @@ pub(super) async fn open(
         open_contents: None,
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
-    Ok((Overlay::open(options).await?, counted))
+    Ok(Engine { overlay: Overlay::open(options).await?, pool: counted, not_attached })
 }
 
 /// Returns the policy in force: that of the mount, or the one that was applied since. The tiers are those of the mount.
@@ -224,8 +233,29 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     }
 }
 
-async fn pool(config: &MountConfig, policy: &Policy) -> Result<(Arc<dyn Pool>, Arc<Metrics>), Failure> {
-    let mut pool = PoolLocation::parse(&config.pool)?.open().await?;
+/// Attaches the pool of a mount. If the fast pool is of an earlier mount and the pool's server does not answer `within`
+/// that time, the pool is attached later, and it is also returned why it is not now. Until then its calls wait for
+/// `patience`. A pool that is a directory must be there.
+async fn attach_pool(
+    config: &MountConfig,
+    within: Duration,
+    patience: Duration,
+) -> Result<(Arc<dyn Pool>, Option<String>), Failure> {
+    let location = PoolLocation::parse(&config.pool)?;
+    let known = offline::recall_pool(config).filter(|_| location.directory().is_none());
+    let (pool, not_attached) = match known.clone() {
+        Some(known) => location.open_now_or_later(known, within, patience).await?,
+        None => (location.open().await?, None),
+    };
+    let found = PoolDescription::of(&*pool);
+    if location.directory().is_none() && known.as_ref() != Some(&found) {
+        offline::remember_pool(config, found);
+    }
+    Ok((pool, not_attached))
+}
+
+/// Wraps a pool: its calls are counted, and have time limits.
+fn watched(mut pool: Arc<dyn Pool>, config: &MountConfig, policy: &Policy) -> (Arc<dyn Pool>, Arc<Metrics>) {
     if let Some(pace) = config.throttle {
         pool = Arc::new(Throttle::new(pool, Some(pace.bytes_per_sec), pace.latency));
     }
@@ -237,7 +267,7 @@ async fn pool(config: &MountConfig, policy: &Policy) -> Result<(Arc<dyn Pool>, A
         copies,
         min_bytes_per_second: limits::POOL_BYTES_PER_SECOND,
     };
-    Ok((Arc::new(Deadline::new(counted.clone(), deadlines)), counted))
+    (Arc::new(Deadline::new(counted.clone(), deadlines)), counted)
 }
 
 /// Returns the FUSE server's options of a mount.
