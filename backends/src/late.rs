@@ -39,6 +39,13 @@ impl PoolDescription {
     }
 }
 
+/// A pool that is attached, or will be.
+pub struct OpenedPool {
+    pub pool: Arc<dyn Pool>,
+    /// Why it is not attached yet.
+    pub not_attached: Option<String>,
+}
+
 type Attached = Option<Arc<dyn Pool>>;
 
 struct LatePool {
@@ -53,7 +60,7 @@ struct LatePool {
 
 impl PoolLocation {
     /// Attaches a pool that is `known`. If the server does not answer `within` that time, returns a pool that is attached
-    /// as soon as it does, and why it is not attached now. Until then, each call waits for `patience`, and fails with
+    /// as soon as it does. Until then, each call waits for `patience`, and fails with
     /// `Unavailable`.
     ///
     /// # Errors
@@ -63,7 +70,7 @@ impl PoolLocation {
         known: PoolDescription,
         within: Duration,
         patience: Duration,
-    ) -> BoxFuture<'static, Result<(Arc<dyn Pool>, Option<String>)>> {
+    ) -> BoxFuture<'static, Result<OpenedPool>> {
         let location = self.clone();
         async move {
             let (attached, mut attachment) = watch::channel(None);
@@ -75,7 +82,7 @@ impl PoolLocation {
                 Ok(Ok(Err(error))) if !is_unanswered(&error) => return Err(error),
                 Ok(Ok(Ok(()))) => {
                     if let Some(pool) = attachment.borrow_and_update().clone() {
-                        return Ok((pool, None));
+                        return Ok(OpenedPool { pool, not_attached: None });
                     }
                 }
                 _ => {}
@@ -83,7 +90,7 @@ impl PoolLocation {
             let why = reason.lock().clone();
             tracing::warn!(path = known.url, reason = why, "the pool is not attached yet");
             let pool = LatePool { known, attached: attachment, reason, patience, _attaching: attaching };
-            Ok((Arc::new(pool) as Arc<dyn Pool>, Some(why)))
+            Ok(OpenedPool { pool: Arc::new(pool), not_attached: Some(why) })
         }
         .boxed()
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_backends::decorators::{CallLimits, Deadline, Metrics, Throttle};
 use forebay_backends::dir::MAX_BLOCKING_CALLS;
-use forebay_backends::{Pool, PoolDescription, PoolLocation};
+use forebay_backends::{OpenedPool, Pool, PoolDescription, PoolLocation};
 use forebay_engine::{Options, Overlay};
 use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use forebay_jobs::{Collector, Jobs, WatchOptions};
@@ -183,8 +183,8 @@ pub(super) struct Engine {
 /// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
 pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<Engine, Failure> {
     let within = if reattached { limits::POOL_ANSWER_REATTACHED } else { limits::POOL_ANSWER };
-    let (attached, not_attached) = attach_pool(config, within, policy.pool_deadline).await?;
-    let (pool, counted) = watched(attached, config, &policy);
+    let OpenedPool { pool, not_attached } = attach_pool(config, within, policy.pool_deadline).await?;
+    let (pool, counted) = watched(pool, config, &policy);
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
     let options = Options {
@@ -234,24 +234,20 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
 }
 
 /// Attaches the pool of a mount. If the fast pool is of an earlier mount and the pool's server does not answer `within`
-/// that time, the pool is attached later, and it is also returned why it is not now. Until then its calls wait for
-/// `patience`. A pool that is a directory must be there.
-async fn attach_pool(
-    config: &MountConfig,
-    within: Duration,
-    patience: Duration,
-) -> Result<(Arc<dyn Pool>, Option<String>), Failure> {
+/// that time, the pool is attached later. Until then its calls wait for `patience`. A pool that is a directory must be
+/// there.
+async fn attach_pool(config: &MountConfig, within: Duration, patience: Duration) -> Result<OpenedPool, Failure> {
     let location = PoolLocation::parse(&config.pool)?;
     let known = offline::recall_pool(config).filter(|_| location.directory().is_none());
-    let (pool, not_attached) = match known.clone() {
+    let opened = match known.clone() {
         Some(known) => location.open_now_or_later(known, within, patience).await?,
-        None => (location.open().await?, None),
+        None => OpenedPool { pool: location.open().await?, not_attached: None },
     };
-    let found = PoolDescription::of(&*pool);
+    let found = PoolDescription::of(&*opened.pool);
     if location.directory().is_none() && known.as_ref() != Some(&found) {
         offline::remember_pool(config, found);
     }
-    Ok((pool, not_attached))
+    Ok(opened)
 }
 
 /// Wraps a pool: its calls are counted, and have time limits.
