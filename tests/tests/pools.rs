@@ -215,6 +215,15 @@ fn names_that_no_key_can_have_are_refused_over_s3() {
     assert_eq!(std::fs::read(in_deep(&held)).unwrap(), b"x");
 }
 
+/// Waits until the pool has a file.
+fn arrives(mount: &Mount, name: &str, bytes: &[u8]) {
+    let since = Instant::now();
+    while mount.tree().read(name).ok().as_deref() != Some(bytes) {
+        assert!(since.elapsed() < ARRIVES_WITHIN, "{}", mount.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// While the server is away, programs read resident files and write files. The written files arrive afterwards.
 fn an_outage_is_survived(server: &mut dyn Server) {
     let mount = over(server, Options::policy("[default]\nflush = \"idle:1s\"\n"));
@@ -228,11 +237,7 @@ fn an_outage_is_survived(server: &mut dyn Server) {
     assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
     assert!(mount.status().dirty_files > 0);
     server.start_again();
-    let since = Instant::now();
-    while mount.tree().read("absorbed").ok() != Some(content(2, 5 << 20)) {
-        assert!(since.elapsed() < ARRIVES_WITHIN, "{}", mount.log());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    arrives(&mount, "absorbed", &content(2, 5 << 20));
     mount.flush();
 }
 
@@ -255,11 +260,7 @@ fn an_outage_at_the_start_is_survived(server: &mut dyn Server) {
     assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
     assert!(mount.status().dirty_files > 0);
     server.start_again();
-    let since = Instant::now();
-    while mount.tree().read("absorbed").ok() != Some(content(2, 5 << 20)) {
-        assert!(since.elapsed() < ARRIVES_WITHIN, "{}", mount.log());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    arrives(&mount, "absorbed", &content(2, 5 << 20));
     assert!(mount.log().contains("the pool is attached"), "{}", mount.log());
     mount.flush();
 }
