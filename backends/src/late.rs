@@ -60,8 +60,7 @@ struct LatePool {
 
 impl PoolLocation {
     /// Attaches a pool that is `known`. If the server does not answer `within` that time, returns a pool that is attached
-    /// as soon as it does. Until then, each call waits for `patience`, and fails with
-    /// `Unavailable`.
+    /// as soon as it does. Until then, each call waits for `patience`, and then fails with `Unavailable`.
     ///
     /// # Errors
     /// Those of [`PoolLocation::open`], if the server answers.
