@@ -22,8 +22,19 @@ use crate::{
     PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version, WorkProgress,
 };
 
-/// The pause between two attempts to attach the pool.
-const PAUSE: Duration = Duration::from_secs(2);
+/// The shortest pause between two attempts to attach a pool.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The times of a pool that may be attached later.
+#[derive(Debug, Clone, Copy)]
+pub struct AttachTimes {
+    /// How long its opening waits for the server.
+    pub within: Duration,
+    /// How long a call waits while the pool is not attached.
+    pub patience: Duration,
+    /// The pause between two attempts to attach it, 100 ms at least.
+    pub retry: Duration,
+}
 
 /// What is known of a pool while it is not attached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,31 +64,30 @@ struct LatePool {
     attached: watch::Receiver<Attached>,
     /// Why it is not attached.
     reason: Arc<Mutex<String>>,
-    /// How long a call waits for the pool.
     patience: Duration,
     _attaching: AbortOnDropHandle<()>,
 }
 
 impl PoolLocation {
-    /// Attaches a pool that is `known`. If the server does not answer `within` that time, returns a pool that is attached
-    /// as soon as it does. Until then, each call waits for `patience`, and then fails with `Unavailable`.
+    /// Attaches a pool that is `known`. If the server does not answer in time, returns a pool that is attached as soon as
+    /// it does. Until then, its calls fail with `Unavailable`.
     ///
     /// # Errors
     /// Those of [`PoolLocation::open`], if the server answers.
     pub fn open_now_or_later(
         &self,
         known: PoolDescription,
-        within: Duration,
-        patience: Duration,
+        times: AttachTimes,
     ) -> BoxFuture<'static, Result<OpenedPool>> {
         let location = self.clone();
         async move {
             let (attached, mut attachment) = watch::channel(None);
             let (answer, mut answers) = oneshot::channel();
             let reason = Arc::new(Mutex::new("it has not answered yet".to_owned()));
-            let attaching = tokio::spawn(attach(location, known.clone(), attached, answer, reason.clone()));
+            let attaching = attach(location, known.clone(), times.retry, attached, answer, reason.clone());
+            let attaching = tokio::spawn(attaching);
             let attaching = AbortOnDropHandle::new(attaching);
-            match tokio::time::timeout(within, &mut answers).await {
+            match tokio::time::timeout(times.within, &mut answers).await {
                 Ok(Ok(Err(error))) if !is_unanswered(&error) => return Err(error),
                 Ok(Ok(Ok(()))) => {
                     if let Some(pool) = attachment.borrow_and_update().clone() {
@@ -88,6 +98,7 @@ impl PoolLocation {
             }
             let why = reason.lock().clone();
             tracing::warn!(path = known.url, reason = why, "the pool is not attached yet");
+            let patience = times.patience;
             let pool = LatePool { known, attached: attachment, reason, patience, _attaching: attaching };
             Ok(OpenedPool { pool: Arc::new(pool), not_attached: Some(why) })
         }
@@ -103,6 +114,7 @@ fn is_unanswered(error: &Error) -> bool {
 async fn attach(
     location: PoolLocation,
     known: PoolDescription,
+    pause: Duration,
     attached: watch::Sender<Attached>,
     answer: oneshot::Sender<Result<()>>,
     reason: Arc<Mutex<String>>,
@@ -132,7 +144,7 @@ async fn attach(
                 }
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause.max(LEAST_PAUSE)).await;
     }
 }
 

@@ -19,7 +19,7 @@ mod types;
 mod unfinished;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
-pub use late::{OpenedPool, PoolDescription};
+pub use late::{AttachTimes, OpenedPool, PoolDescription};
 pub use open::PoolLocation;
 pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};
 pub use pool::{

@@ -5,11 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_backends::decorators::{CallLimits, Deadline, Metrics, Throttle};
 use forebay_backends::dir::MAX_BLOCKING_CALLS;
-use forebay_backends::{OpenedPool, Pool, PoolDescription, PoolLocation};
+use forebay_backends::{AttachTimes, OpenedPool, Pool, PoolDescription, PoolLocation};
 use forebay_engine::{Options, Overlay};
 use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use forebay_jobs::{Collector, Jobs, WatchOptions};
@@ -183,7 +182,8 @@ pub(super) struct Engine {
 /// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
 pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<Engine, Failure> {
     let within = if reattached { limits::POOL_ANSWER_REATTACHED } else { limits::POOL_ANSWER };
-    let OpenedPool { pool, not_attached } = attach_pool(config, within, policy.pool_deadline).await?;
+    let times = AttachTimes { within, patience: policy.pool_deadline, retry: policy.pool_retry };
+    let OpenedPool { pool, not_attached } = attach_pool(config, times).await?;
     let (pool, counted) = watched(pool, config, &policy);
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
@@ -233,14 +233,13 @@ pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     }
 }
 
-/// Attaches the pool of a mount. If the fast pool is of an earlier mount and the pool's server does not answer `within`
-/// that time, the pool is attached later. Until then its calls wait for `patience`. A pool that is a directory must be
-/// there.
-async fn attach_pool(config: &MountConfig, within: Duration, patience: Duration) -> Result<OpenedPool, Failure> {
+/// Attaches the pool of a mount. If the fast pool is of an earlier mount and the pool's server does not answer in time,
+/// the pool is attached later. A pool that is a directory must be there.
+async fn attach_pool(config: &MountConfig, times: AttachTimes) -> Result<OpenedPool, Failure> {
     let location = PoolLocation::parse(&config.pool)?;
     let known = offline::recall_pool(config).filter(|_| location.directory().is_none());
     let opened = match known.clone() {
-        Some(known) => location.open_now_or_later(known, within, patience).await?,
+        Some(known) => location.open_now_or_later(known, times).await?,
         None => OpenedPool { pool: location.open().await?, not_attached: None },
     };
     let found = PoolDescription::of(&*opened.pool);
