@@ -241,6 +241,12 @@ impl Shared {
     }
 
     fn set_attrs(&self, call: PathCall<'_>, changes: &SetAttrs) -> Result<Stat> {
+        if changes.only_if.is_some() {
+            let now = self.with_object(call, |_, object| stat_fd(object))?;
+            if !changes.applies_to(&self.outward(now).version) {
+                return Err(call.error(ErrorKind::Busy, "another client writes it"));
+            }
+        }
         if let Some(size) = changes.size {
             let (file, _) = content::open_file(&self.root, call, OFlags::WRONLY)?;
             ftruncate(&file, size).and_then(|()| fsync(&file)).map_err(|errno| call.failed(errno))?;

@@ -410,6 +410,9 @@ impl Pool for MemoryPool {
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {
         self.change("set attributes of", path, |tree| {
             let ino = tree.lookup(path)?;
+            if !changes.applies_to(&tree.stat(ino)?.version) {
+                return Err(ErrorKind::Busy);
+            }
             let owners = self.capabilities.objects.owners;
             let changes = SetAttrs {
                 uid: changes.uid.filter(|_| owners),

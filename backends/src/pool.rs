@@ -154,6 +154,7 @@ pub trait Pool: Send + Sync + 'static {
     /// Gives an object another name and returns its attributes under it.
     async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat>;
 
+    /// Changes attributes. Fails with `Busy`, without a change, if the object is not as [`SetAttrs::only_if`] says.
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat>;
 
     /// All extended attributes with their values, including those that hold ACLs. `E2BIG` if they exceed

@@ -218,6 +218,16 @@ pub struct SetAttrs {
     pub size: Option<u64>,
     pub atime: Option<Time>,
     pub mtime: Option<Time>,
+    /// The object is changed only if it still has the content of this version. Changed times would hide from the caller
+    /// that another client wrote it. Except in the pool in memory, the test is made right before the change.
+    pub only_if: Option<Version>,
+}
+
+impl SetAttrs {
+    /// Returns whether an object that has this version now may be changed.
+    pub fn applies_to(&self, now: &Version) -> bool {
+        self.only_if.as_ref().is_none_or(|expected| expected.same_content(now))
+    }
 }
 
 /// The state of its target that a conditional change expects.

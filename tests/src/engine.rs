@@ -1,8 +1,9 @@
 //! An engine on a pool in memory, and the operations of programs and operators on it.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
@@ -174,16 +175,45 @@ pub async fn rename(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
     overlay.rename(parent, from.name().unwrap(), new_parent, to.name().unwrap(), RenameMode::Replace).await
 }
 
-/// Copies a directory in its current state, which is what a kill of the program would leave.
+/// Copies a directory in its current state, which is what a kill of the program would leave. Repeats the copy if files
+/// came, went or changed meanwhile, because RocksDB makes and removes files in the background.
 pub fn image(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap().flatten() {
+    for _ in 0..100 {
+        let before = contents_of(from);
+        _ = std::fs::remove_dir_all(to);
+        if copy(from, to).is_ok() && contents_of(from) == before {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{} changes all the time", from.display());
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
         let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => image(&entry.path(), &target),
-            false => _ = std::fs::copy(entry.path(), target).unwrap(),
+        match entry.file_type()?.is_dir() {
+            true => copy(&entry.path(), &target)?,
+            false => _ = std::fs::copy(entry.path(), target)?,
         }
     }
+    Ok(())
+}
+
+/// The files below a directory with their sizes and times of modification. A file that is gone has none.
+fn contents_of(dir: &Path) -> BTreeMap<PathBuf, Option<(u64, SystemTime)>> {
+    let mut contents = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let metadata = entry.metadata().ok();
+        if metadata.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+            contents.append(&mut contents_of(&path));
+        }
+        contents.insert(path, metadata.and_then(|found| Some((found.len(), found.modified().ok()?))));
+    }
+    contents
 }
 
 pub fn refused<T>(result: Result<T>) -> Error {

@@ -1,13 +1,13 @@
-//! Names that this node has just made, renamed or removed.
+//! Names and attributes that this node has just changed, or is changing in the pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_backends::ListingSupport;
 use forebay_backends::decorators::{CallKind, Metrics, Throttle};
 use forebay_backends::memory::MemoryPool;
-use forebay_engine::{Ino, Lookup, Options, Overlay, Policy};
+use forebay_backends::{ListingSupport, Pool, Time};
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 
 fn policy(ttl: &str) -> Policy {
@@ -126,4 +126,32 @@ async fn names_of_a_store_whose_listing_is_old_are_listed_again_and_not_asked_fo
         assert!(matches!(found, Lookup::Negative { .. }));
     }
     assert!(fixture.metrics.snapshot().of(CallKind::List).count > before);
+}
+
+/// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what any client flushed before it."
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_sees_new_content_though_attributes_are_being_flushed() {
+    for (times, theirs) in [(false, "their content"), (true, "their content"), (true, "theirs, which is longer")] {
+        let fixture = Fixture::new();
+        fixture.put("f", b"first content").await;
+        let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(200)));
+        let overlay = Overlay::open(Options { pool: slow, ..fixture.options() }).await.unwrap();
+        assert_eq!(read(&overlay, "f").await.unwrap(), "first content");
+        let mtime = times.then_some(SetTime::At(Time { secs: 1_000_000_000, nanos: 0 }));
+        let change = Change { mode: Some(0o600), mtime, ..Change::default() };
+        overlay.setattr(find(&overlay, "f").await, &change, CALLER).await.unwrap();
+        let stats = || fixture.metrics.snapshot().of(CallKind::Stat).count;
+        let before = stats();
+        let opening = async {
+            // The flush has looked at the object, and has not sent the attributes yet.
+            while stats() == before {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            fixture.memory.write_at(&pool_path("f"), 0, theirs.into()).await.unwrap();
+            read(&overlay, "f").await.unwrap()
+        };
+        let (_, seen) = tokio::join!(flush(&overlay), opening);
+        assert_eq!(seen, theirs, "with times: {times}");
+        assert_eq!(read(&overlay, "f").await.unwrap(), theirs, "with times: {times}");
+    }
 }

@@ -4,9 +4,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_backends::decorators::{CallKind, Odds};
+use forebay_backends::decorators::{CallKind, Odds, Throttle};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Capabilities, ErrorKind, Expected, Pool, SetAttrs};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy};
@@ -238,6 +239,41 @@ async fn a_daemon_that_is_killed_goes_on_writing_through() {
     close(&overlay, ino).await;
     assert!(in_pool(&fixture, "large").unwrap() == expected);
     assert!(overlay.dirty().await.unwrap().iter().all(|dirty| dirty.bytes == 0));
+}
+
+/// SEMANTICS 47: "a file that does not fit is written through"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_killed_goes_on_although_the_pool_is_not_asked_at_once() {
+    for case in ["own flush", "down"] {
+        let fixture = Fixture::new();
+        let (overlay, ino, mut expected) = written_through(&fixture).await;
+        let (killed, before) = (tempfile::tempdir().unwrap(), fixture.fast.path().to_owned());
+        image(&before, killed.path());
+        fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
+        expected.extend(b"the last write");
+        drop(overlay);
+        let pool = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(200)));
+        let options = Options { fast: vec![killed.path().into()], pool, ..options(&fixture) };
+        let overlay = Overlay::open(options).await.unwrap();
+        let flushing = async {
+            if case == "own flush" {
+                flush(&overlay).await;
+            }
+        };
+        let opening = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            fixture.fault.set_down(case == "down");
+            overlay.open_inherited(ino, RDWR).await.unwrap();
+            fixture.fault.set_down(false);
+        };
+        tokio::join!(flushing, opening);
+        assert_eq!(overlay.getattr(ino).await.unwrap().0.size, expected.len() as u64, "{case}");
+        put(&overlay, ino, expected.len(), b" and one more").await;
+        expected.extend(b" and one more");
+        assert_eq!(overlay.getattr(ino).await.unwrap().0.size, expected.len() as u64, "{case}");
+        close(&overlay, ino).await;
+        assert!(in_pool(&fixture, "large").unwrap() == expected, "{case}");
+    }
 }
 
 /// SEMANTICS 47: "a file that does not fit is written through"

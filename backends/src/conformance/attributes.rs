@@ -13,6 +13,7 @@ pub(super) const CASES: &[Case] = &[
     case!(owners_are_set, needs | can | can.objects.owners),
     case!(times_are_set_to_the_nanosecond),
     case!(unchanged_attributes_stay),
+    case!(attributes_are_set_only_on_the_content_that_is_meant),
     case!(put_replaces_attributes_too),
     case!(extended_attributes_are_set_listed_and_removed, needs | can | can.objects.xattrs),
     case!(put_and_mkdir_set_extended_attributes, needs | can | can.objects.xattrs),
@@ -122,6 +123,18 @@ async fn unchanged_attributes_stay(t: CaseContext) -> Outcome {
     let nothing = t.pool.set_attrs(&t.path("f"), &SetAttrs::default()).await?;
     ensure!(nothing.version.same_content(&after.version), "changing nothing made other content");
     ensure_eq!(t.content("f").await?, "content", "content");
+    Ok(())
+}
+
+async fn attributes_are_set_only_on_the_content_that_is_meant(t: CaseContext) -> Outcome {
+    let known = t.put("file", "first").await?.version;
+    let changes =
+        |only_if| SetAttrs { mtime: Some(Time { secs: 1_000_000_000, nanos: 0 }), only_if, ..SetAttrs::default() };
+    let known = t.pool.set_attrs(&t.path("file"), &changes(Some(known))).await?.version;
+    t.put("file", "other").await?;
+    let before = t.pool.stat(&t.path("file")).await?;
+    refused("set_attrs", t.pool.set_attrs(&t.path("file"), &changes(Some(known))).await, ErrorKind::Busy)?;
+    ensure_eq!(t.pool.stat(&t.path("file")).await?, before, "what another client wrote");
     Ok(())
 }
 

@@ -168,6 +168,9 @@ impl Session {
         self.check(call)?;
         let fail = |failure| call.failed(failure);
         let found = self.object(path).await.map_err(fail)?;
+        if !changes.applies_to(&found.stat.version) {
+            return Err(call.error(ErrorKind::Busy, "another client writes it"));
+        }
         if changes.mode.is_some() && found.stat.kind == FileKind::Symlink {
             return Err(call.error(ErrorKind::Unsupported, "a symlink has no mode"));
         }

@@ -17,6 +17,9 @@ impl StoreCall<'_> {
     pub(super) async fn set_attrs(&self, changes: &SetAttrs) -> Result<Stat> {
         let found = self.find().await?;
         let before = self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound))?;
+        if !changes.applies_to(&before.version) {
+            return Err(self.error(ErrorKind::Busy));
+        }
         match (changes.size, changes.mode, before.kind) {
             (Some(_), _, FileKind::Directory) => return Err(self.error(ErrorKind::IsDirectory)),
             (Some(_), _, kind) if kind != FileKind::File => return Err(self.error(ErrorKind::InvalidInput)),

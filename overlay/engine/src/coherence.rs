@@ -7,24 +7,25 @@
 mod grown;
 mod import;
 mod listing;
+mod own_changes;
 mod watch;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{
-    Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, Version, is_file_name,
-};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
 use futures::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use self::watch::NameQuery;
 use super::{Inner, Ino, Txn};
 use crate::node::{Node, NodeState};
 pub(crate) use grown::Growth;
 pub(super) use import::note_object;
+pub(crate) use own_changes::{OWN_CHANGES, QueryStamp};
 pub(crate) use watch::{PoolChange, Watches};
 
 /// Single names that are looked up before the whole directory is listed.
@@ -33,7 +34,7 @@ const SINGLE_LOOKUPS: u32 = 4;
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// How long the pool may take to confirm cached state. After that, the state is shown unconfirmed.
-const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 
 /// Returns whether a name that the pool listed or found may enter the catalog. Only this function decides it: pools
 /// pass on whatever their servers send.
@@ -94,9 +95,6 @@ impl Health {
     }
 }
 
-/// How often a question to the pool is repeated because of the daemon's own changes.
-pub(super) const OWN_CHANGES: u32 = 16;
-
 /// How old an answer of the pool may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Age {
@@ -110,34 +108,7 @@ pub(crate) enum Age {
     Now,
 }
 
-/// The moment at which the pool was asked. An answer counts only if none of the daemon's own calls changed the object
-/// in the pool meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QueryStamp {
-    /// Own calls that change the object or, for a directory, its names: how many had begun and ended.
-    calls: (u64, u64),
-    /// Own calls that move directories, and thus all paths below them: how many had begun and ended.
-    moves: (u64, u64),
-}
-
-impl QueryStamp {
-    /// Returns whether no call of the daemon was under way.
-    pub fn is_quiet(self) -> bool {
-        self.calls.0 == self.calls.1 && self.moves.0 == self.moves.1
-    }
-}
-
 impl Inner {
-    /// Returns the present moment, for a question about an inode.
-    pub fn asked(&self, state: &NodeState) -> QueryStamp {
-        QueryStamp { calls: state.pool_calls, moves: self.dir_moves() }
-    }
-
-    /// Returns whether the answer to a question that was asked at that moment still holds for the inode.
-    pub fn still_holds(&self, asked: QueryStamp, state: &NodeState) -> bool {
-        asked.is_quiet() && asked == self.asked(state)
-    }
-
     /// Makes a call to the pool, unless the pool is known not to answer.
     pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         // With a `pool_retry` of zero, every call is made.
@@ -176,52 +147,6 @@ impl Inner {
                 return Err(error);
             }
         }
-    }
-
-    /// Returns whether one of the daemon's own changes explains the error: a flush moved the file, or changed its
-    /// version by changing names or attributes.
-    fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {
-        // Another object, even of another kind, may have the old path, so the error can be of almost any kind.
-        let changed =
-            error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
-        let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
-        *left -= u32::from(ours);
-        ours
-    }
-
-    /// Returns what is known of a file when its bytes are requested: for [`Inner::ask_again`].
-    pub fn known(&self, node: &Node) -> (QueryStamp, Option<Version>) {
-        let state = node.state.lock();
-        (self.asked(&state), state.record.version.clone())
-    }
-
-    /// Returns whether a question that ended with an error is worth repeating: an own change explains the error, or the
-    /// inode has another version by now.
-    pub async fn ask_again(
-        &self,
-        node: &Node,
-        known: &(QueryStamp, Option<Version>),
-        error: &Error,
-        left: &mut u32,
-    ) -> bool {
-        let (asked, version) = known;
-        if self.is_own_change(node, *asked, error, left) {
-            self.own_change(node).await;
-            return true;
-        }
-        // A flush of attributes, whose answer was lost, made another version of the same bytes, or another client
-        // appended to the file.
-        if *left == 0 || !error.is(ErrorKind::Stale) || node.state.lock().record.file.is_dirty() {
-            return false;
-        }
-        *left -= 1;
-        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != *version
-    }
-
-    /// Waits until the daemon's own changes of a file have ended and their results are known.
-    async fn own_change(&self, node: &Node) {
-        drop(self.flusher.moves.read().await);
-        drop(node.flush.lock().await);
     }
 
     /// Returns the inode that a name stands for now.
@@ -273,7 +198,7 @@ impl Inner {
             return self.revalidate(ino, Age::Metadata).await;
         };
         let path = self.pool_path_of(name.0, &name.1)?;
-        let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
+        let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
             self.health.note_slow();
             return Ok(());
         };
@@ -281,7 +206,7 @@ impl Inner {
             Ok(stat) => {
                 let same = node.state.lock().record.is_object(&stat);
                 match same {
-                    true => self.news(ino, Some(name), &stat, asked).await,
+                    true => self.news(ino, Some(name), &stat, asked).await.map(drop),
                     false => self.parted(ino, name, Some(&stat), asked),
                 }
             }
@@ -424,81 +349,98 @@ impl Inner {
     /// `Stale` if the name now stands for another object, or for none.
     pub fn revalidate(&self, ino: Ino, age: Age) -> BoxFuture<'_, Result<()>> {
         async move {
-            let node = self.node(ino)?;
-            let policy = self.policy_of(&node);
-            // The owner of a lease requested this version of the file, so it is confirmed as often as names are, not at
-            // every open.
-            let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
-            let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
-            let allowed = match (age, policy.consistency) {
-                (_, Consistency::Immutable) => return Ok(()),
-                (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
-                (Age::Since(moment), _) => moment.elapsed(),
-                (Age::Open, Consistency::Ttl(ttl)) => ttl,
-                (Age::Metadata, _) => policy.metadata_ttl,
-            };
-            let (asked, link, known) = {
-                let state = node.state.lock();
-                let local = !state.record.in_pool() && ino != Ino::ROOT;
-                if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
-                    return Ok(());
-                }
-                if state.validated.is_some_and(|at| at.elapsed() < allowed) {
-                    return Ok(());
-                }
-                let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
-                let able = opens && self.pool.capabilities().versions.alone;
-                let known = able.then(|| state.record.version.clone()).flatten();
-                (self.asked(&state), state.record.pool_link().cloned(), known)
-            };
-            if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
-                return Ok(());
-            }
-            if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
-                // An own call is changing the object: no answer would count, and the catalog has what was sent.
-                return Ok(());
-            }
-            if asked.is_quiet() {
-                match self.resolve_doubt(ino).await {
-                    Ok(false) => {}
-                    Err(e) if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
-                    _ => return Ok(()),
-                }
-            }
-            let path = match self.pool_path(ino) {
-                Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
-                // The question is about whatever object has the path now.
-                path => path?.of_object(None),
-            };
-            if age != Age::Now && self.health.is_slow() {
-                return Ok(());
-            }
-            if let Some(version) = known {
-                match tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.still_has(&path, &version))).await {
-                    // This does not confirm what the name stands for, so `validated` stays as it is.
-                    Ok(Ok(true)) => return Ok(()),
-                    Ok(_) => {}
-                    Err(_) => {
-                        self.health.note_slow();
-                        return Ok(());
-                    }
-                }
-            }
-            let Ok(answer) = tokio::time::timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
-                self.health.note_slow();
-                return Ok(());
-            };
-            match answer {
-                Ok(stat) => {
-                    self.news(ino, link.as_ref(), &stat, asked).await?;
-                    self.recheck_names(ino, &stat).await
-                }
-                Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
-                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
-                Err(e) => Err(e.context(&path)),
-            }
+            let begun = Instant::now();
+            while !self.revalidate_once(ino, age).await? && age == Age::Open && begun.elapsed() < CONFIRM_WITHIN {}
+            Ok(())
         }
         .boxed()
+    }
+
+    /// Returns `false` if an own change, now or before, made the answer worthless.
+    async fn revalidate_once(&self, ino: Ino, age: Age) -> Result<bool> {
+        let node = self.node(ino)?;
+        let policy = self.policy_of(&node);
+        // The owner of a lease requested this version of the file, so it is confirmed as often as names are, not at
+        // every open.
+        let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
+        let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
+        let allowed = match (age, policy.consistency) {
+            (_, Consistency::Immutable) => return Ok(true),
+            (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
+            (Age::Since(moment), _) => moment.elapsed(),
+            (Age::Open, Consistency::Ttl(ttl)) => ttl,
+            (Age::Metadata, _) => policy.metadata_ttl,
+        };
+        if age == Age::Open {
+            self.await_own_change(&node).await;
+        }
+        let (asked, link, known) = {
+            let state = node.state.lock();
+            let local = !state.record.in_pool() && ino != Ino::ROOT;
+            if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
+                return Ok(true);
+            }
+            if state.validated.is_some_and(|at| at.elapsed() < allowed) {
+                return Ok(true);
+            }
+            let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
+            let able = opens && self.pool.capabilities().versions.alone;
+            let known = able.then(|| state.record.version.clone()).flatten();
+            (self.asked(&state), state.record.pool_link().cloned(), known)
+        };
+        if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
+            return Ok(true);
+        }
+        if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
+            // An own call is changing the object: no answer would count, and the catalog has what was sent.
+            let is_over = age == Age::Metadata || self.health.is_slow();
+            if !is_over {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            return Ok(is_over);
+        }
+        if asked.is_quiet() {
+            match self.resolve_doubt(ino).await {
+                Ok(false) => {}
+                // It may have another place in the pool, and its content may be another client's.
+                Ok(true) => return Ok(false),
+                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Ok(true),
+                Err(e) => return Err(e),
+            }
+        }
+        let path = match self.pool_path(ino) {
+            Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await.map(|()| true),
+            // The question is about whatever object has the path now.
+            path => path?.of_object(None),
+        };
+        if age != Age::Now && self.health.is_slow() {
+            return Ok(true);
+        }
+        if let Some(version) = known {
+            match timeout(CONFIRM_WITHIN, self.ask(self.pool.still_has(&path, &version))).await {
+                // This does not confirm what the name stands for, so `validated` stays as it is.
+                Ok(Ok(true)) => return Ok(true),
+                Ok(_) => {}
+                Err(_) => {
+                    self.health.note_slow();
+                    return Ok(true);
+                }
+            }
+        }
+        let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
+            self.health.note_slow();
+            return Ok(true);
+        };
+        match answer {
+            Ok(stat) => {
+                let counts = self.news(ino, link.as_ref(), &stat, asked).await?;
+                self.recheck_names(ino, &stat).await?;
+                Ok(counts)
+            }
+            Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await.map(|()| true),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(true),
+            Err(e) => Err(e.context(&path)),
+        }
     }
 
     /// If the pool counts fewer names of an object than the catalog knows, another client removed some or gave them to
@@ -538,20 +480,20 @@ impl Inner {
         state.names.listed_at.is_some_and(|at| at.elapsed() < age)
     }
 
-    /// Takes in attributes of an inode that the pool returned.
-    async fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: QueryStamp) -> Result<()> {
+    /// Takes in attributes of an inode that the pool returned. `false`: the answer came too late to count.
+    async fn news(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: QueryStamp) -> Result<bool> {
         let node = self.node(ino)?;
         {
             let mut state = node.state.lock();
-            if !self.still_holds(asked, &state) || state.record.file.is_dirty() {
-                return Ok(());
+            if state.record.file.is_dirty() || !self.still_holds(asked, &state) {
+                return Ok(state.record.file.is_dirty());
             }
             if state.record.version.as_ref() == Some(&stat.version) {
                 state.validated = Some(Instant::now());
-                return Ok(());
+                return Ok(true);
             }
         }
-        self.take_change(&node, link, stat, asked).await.map(drop)
+        self.take_change(&node, link, stat, asked).await
     }
 
     pub fn check_name(&self, name: &[u8]) -> Result<()> {

@@ -106,6 +106,7 @@ impl Inner {
     async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
+            self.end_abandoned_write_through(node).await?;
             let known = self.known(node);
             match self.fetch_as_known(node, range.clone()).await {
                 Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
@@ -194,7 +195,7 @@ impl Inner {
 
     /// Requests the chunks of a range that are neither resident nor in flight. Returns the flights to wait for.
     fn begin_fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Flight>> {
-        if !self.end_write_through(node)? {
+        if node.is_written_through() {
             let what = format!("{}: being written through to the pool", self.display(node.ino));
             return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
         }

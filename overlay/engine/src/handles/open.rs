@@ -10,7 +10,7 @@ use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
 use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
-use super::super::coherence::Age;
+use super::super::coherence::{Age, CONFIRM_WITHIN};
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
@@ -68,8 +68,8 @@ impl Overlay {
             inner.revalidate(ino, Age::Open).await?;
         }
         check_has_names(&node, &node.state.lock())?;
-        // A daemon that was killed may have left it so.
-        inner.end_write_through(&node)?;
+        // If the pool does not answer now, the file stays as it is.
+        let _ = tokio::time::timeout(CONFIRM_WITHIN, inner.end_abandoned_write_through(&node)).await;
         if truncates {
             if let Some(thread) = thread {
                 inner.check_rights(ino, thread).await?;

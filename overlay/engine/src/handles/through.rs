@@ -394,18 +394,36 @@ impl Inner {
         }
     }
 
-    /// Ends that a file is written through, unless a program has it open for writing. Returns whether it is over.
-    pub(crate) fn end_write_through(self: &Arc<Self>, node: &Arc<Node>) -> Result<bool> {
+    /// Ends that a file is written through although no program has it open for writing: the daemon was killed. Its last
+    /// write may have reached the pool without an answer. So the version is looked up first; otherwise the daemon would
+    /// take its own write for that of another client, and programs that have the file open would get `ESTALE`.
+    ///
+    /// # Errors
+    /// Those of the pool: then the file stays as it is.
+    pub(crate) async fn end_abandoned_write_through(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        if !node.is_written_through() || node.state.lock().opens.has_writer() {
+            return Ok(());
+        }
+        {
+            let _moves = self.flusher.moves.read().await;
+            let _lock = node.flush.lock().await;
+            self.look_at_pool_copy(node).await?;
+        }
+        self.end_write_through(node)
+    }
+
+    /// Ends that a file is written through, unless a program has it open for writing.
+    pub(super) fn end_write_through(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         if !node.is_written_through() {
-            return Ok(true);
+            return Ok(());
         }
         let mut txn = Txn::begin(self);
         if txn.state(node.ino)?.opens.has_writer() {
-            return Ok(false);
+            return Ok(());
         }
         let record = txn.record(node.ino)?;
         if !record.file.is_written_through() {
-            return Ok(true);
+            return Ok(());
         }
         record.file = record.file.end_write_through()?;
         txn.commit()?;
@@ -421,6 +439,6 @@ impl Inner {
                 inner.table.drop_idle(ino);
             });
         }
-        Ok(true)
+        Ok(())
     }
 }

@@ -272,7 +272,7 @@ impl Inner {
             Err(e)
                 if times && of_another && !self.pool.capabilities().objects.owners && e.is(ErrorKind::NotPermitted) =>
             {
-                let without = SetAttrs { atime: None, mtime: None, ..changes.clone() };
+                let without = SetAttrs { atime: None, mtime: None, only_if: None, ..changes.clone() };
                 let stat = match without == SetAttrs::default() {
                     true => self.ask(self.pool.stat(path)).await?,
                     false => self.ask(self.pool.set_attrs(path, &without)).await?,
@@ -284,7 +284,8 @@ impl Inner {
     }
 
     /// # Errors
-    /// `NotFound` if the pool does not have the inode under this path.
+    /// `NotFound` if the pool does not have the inode under this path. `Busy` if another client writes the file just
+    /// now: a later attempt sees its content.
     async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
         let owner = record.dirty.owner && self.pool.capabilities().objects.owners;
         let times = record.dirty.times;
@@ -296,6 +297,7 @@ impl Inner {
             size: None,
             atime: times.then_some(record.atime),
             mtime: times.then_some(record.mtime),
+            only_if: None,
         };
         let there = self.ask(self.pool.stat(path)).await.map_err(|e| e.context(path))?;
         if there.kind != record.kind {
@@ -308,6 +310,7 @@ impl Inner {
             (FileKind::File, true) => record.version.as_ref().is_some_and(|v| v.same_content(&there.version)),
             _ => true,
         };
+        changes.only_if = (record.kind == FileKind::File && times && content_is_ours).then(|| there.version.clone());
         let moves_version = record.kind == FileKind::File && times && content_is_ours;
         if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
             // The times change the version, which must be known again after a crash.
@@ -364,7 +367,8 @@ impl Inner {
         }
         let only_attrs = (times && !keeps_times) || now.version.as_ref().is_none_or(|v| v.same_content(&stat.version));
         let mut news = false;
-        if now.kind != FileKind::File || (content_is_ours && only_attrs) {
+        let is_version_known = now.kind != FileKind::File || (content_is_ours && only_attrs);
+        if is_version_known {
             now.occupied_in_pool = stat.occupied;
             now.version = Some(stat.version.clone());
             // From now on the version does not show what other clients changed beside the attributes that were sent.
@@ -379,7 +383,9 @@ impl Inner {
             }
         }
         txn.pool_still_has(ino)?;
-        txn.state(ino)?.validated = Some(std::time::Instant::now());
+        if is_version_known {
+            txn.state(ino)?.validated = Some(std::time::Instant::now());
+        }
         txn.commit()?;
         if news || keeps_times {
             self.tell_kernel_inode(ino, false);

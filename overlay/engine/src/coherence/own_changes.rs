@@ -1,0 +1,98 @@
+//! The daemon's own changes of the pool: whether an answer of the pool was given beside one of them, and the wait for
+//! their end.
+
+use forebay_backends::{Error, ErrorKind, Side, Version};
+use tokio::time::timeout;
+
+use super::{Age, CONFIRM_WITHIN};
+use crate::Inner;
+use crate::node::{Node, NodeState};
+
+/// How often a question to the pool is repeated because of the daemon's own changes.
+pub(crate) const OWN_CHANGES: u32 = 16;
+
+/// The moment at which the pool was asked. An answer counts only if none of the daemon's own calls changed the object
+/// in the pool meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueryStamp {
+    /// Own calls that change the object or, for a directory, its names: how many had begun and ended.
+    calls: (u64, u64),
+    /// Own calls that move directories, and thus all paths below them: how many had begun and ended.
+    moves: (u64, u64),
+}
+
+impl QueryStamp {
+    /// Returns whether no call of the daemon was under way.
+    pub fn is_quiet(self) -> bool {
+        self.calls.0 == self.calls.1 && self.moves.0 == self.moves.1
+    }
+}
+
+impl Inner {
+    /// Returns the present moment, for a question about an inode.
+    pub fn asked(&self, state: &NodeState) -> QueryStamp {
+        QueryStamp { calls: state.pool_calls, moves: self.dir_moves() }
+    }
+
+    /// Returns whether the answer to a question that was asked at that moment still holds for the inode.
+    pub fn still_holds(&self, asked: QueryStamp, state: &NodeState) -> bool {
+        asked.is_quiet() && asked == self.asked(state)
+    }
+
+    /// Returns whether one of the daemon's own changes explains the error: a flush moved the file, or changed its
+    /// version by changing names or attributes.
+    pub(super) fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {
+        // Another object, even of another kind, may have the old path, so the error can be of almost any kind.
+        let changed =
+            error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
+        let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
+        *left -= u32::from(ours);
+        ours
+    }
+
+    /// Waits, if the daemon is changing the pool's copy of a clean file: the pool's answer counts only afterwards.
+    pub(super) async fn await_own_change(&self, node: &Node) {
+        let is_changing = {
+            let state = node.state.lock();
+            !state.record.file.is_dirty() && !self.asked(&state).is_quiet()
+        };
+        if is_changing && !self.health.is_slow() && timeout(CONFIRM_WITHIN, self.own_change(node)).await.is_err() {
+            self.health.note_slow();
+        }
+    }
+
+    /// Returns what is known of a file when its bytes are requested: for [`Inner::ask_again`].
+    pub fn known(&self, node: &Node) -> (QueryStamp, Option<Version>) {
+        let state = node.state.lock();
+        (self.asked(&state), state.record.version.clone())
+    }
+
+    /// Returns whether a question that ended with an error is worth repeating: an own change explains the error, or the
+    /// inode has another version by now.
+    pub async fn ask_again(
+        &self,
+        node: &Node,
+        known: &(QueryStamp, Option<Version>),
+        error: &Error,
+        left: &mut u32,
+    ) -> bool {
+        let (asked, version) = known;
+        if self.is_own_change(node, *asked, error, left) {
+            self.own_change(node).await;
+            return true;
+        }
+        // A flush of attributes, whose answer was lost, made another version of the same bytes, or another client
+        // appended to the file.
+        if *left == 0 || !error.is(ErrorKind::Stale) || node.state.lock().record.file.is_dirty() {
+            return false;
+        }
+        *left -= 1;
+        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != *version
+    }
+
+    /// Waits until the daemon's own changes of a file have ended and their results are known.
+    pub(super) async fn own_change(&self, node: &Node) {
+        drop(self.flusher.moves.read().await);
+        drop(node.flush.lock().await);
+    }
+}
