@@ -155,3 +155,26 @@ async fn an_open_sees_new_content_though_attributes_are_being_flushed() {
         assert_eq!(read(&overlay, "f").await.unwrap(), theirs, "with times: {times}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_content_is_staged_though_attributes_are_being_flushed() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"first content").await;
+    let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(200)));
+    let overlay = Overlay::open(Options { pool: slow, ..fixture.options() }).await.unwrap();
+    assert_eq!(read(&overlay, "f").await.unwrap(), "first content");
+    let change = Change { mode: Some(0o600), ..Change::default() };
+    overlay.setattr(find(&overlay, "f").await, &change, CALLER).await.unwrap();
+    let stats = || fixture.metrics.snapshot().of(CallKind::Stat).count;
+    let before = stats();
+    let staging = async {
+        while stats() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fixture.memory.write_at(&pool_path("f"), 0, "their content".into()).await.unwrap();
+        assert_eq!(stage(&overlay, "f").await.0.failed, 0);
+    };
+    tokio::join!(flush(&overlay), staging);
+    fixture.fault.set_down(true);
+    assert_eq!(read(&overlay, "f").await.unwrap(), "their content");
+}

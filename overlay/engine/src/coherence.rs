@@ -349,15 +349,21 @@ impl Inner {
     /// `Stale` if the name now stands for another object, or for none.
     pub fn revalidate(&self, ino: Ino, age: Age) -> BoxFuture<'_, Result<()>> {
         async move {
+            // The names of a directory change all the time while they are flushed: a listing takes care of that.
+            let waits = match age {
+                Age::Open => true,
+                Age::Since(_) => self.node(ino)?.state.lock().record.kind == FileKind::File,
+                Age::Metadata | Age::Now => false,
+            };
             let begun = Instant::now();
-            while !self.revalidate_once(ino, age).await? && age == Age::Open && begun.elapsed() < CONFIRM_WITHIN {}
+            while !self.revalidate_once(ino, age, waits).await? && waits && begun.elapsed() < CONFIRM_WITHIN {}
             Ok(())
         }
         .boxed()
     }
 
-    /// Returns `false` if an own change, now or before, made the answer worthless.
-    async fn revalidate_once(&self, ino: Ino, age: Age) -> Result<bool> {
+    /// `waits`: for own changes that are under way. Returns `false` if one made the answer worthless all the same.
+    async fn revalidate_once(&self, ino: Ino, age: Age, waits: bool) -> Result<bool> {
         let node = self.node(ino)?;
         let policy = self.policy_of(&node);
         // The owner of a lease requested this version of the file, so it is confirmed as often as names are, not at
@@ -371,16 +377,20 @@ impl Inner {
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
             (Age::Metadata, _) => policy.metadata_ttl,
         };
-        if age == Age::Open {
+        let holds = |state: &NodeState| {
+            let local = !state.record.in_pool() && ino != Ino::ROOT;
+            let is_fresh = state.validated.is_some_and(|at| at.elapsed() < allowed);
+            local || state.record.file.is_dirty() || state.is_unlinked(ino) || is_fresh
+        };
+        if holds(&node.state.lock()) {
+            return Ok(true);
+        }
+        if waits && age != Age::Metadata {
             self.await_own_change(&node).await;
         }
         let (asked, link, known) = {
             let state = node.state.lock();
-            let local = !state.record.in_pool() && ino != Ino::ROOT;
-            if local || state.record.file.is_dirty() || state.is_unlinked(ino) {
-                return Ok(true);
-            }
-            if state.validated.is_some_and(|at| at.elapsed() < allowed) {
+            if holds(&state) {
                 return Ok(true);
             }
             let opens = age == Age::Open && policy.consistency == Consistency::CloseToOpen;
@@ -391,9 +401,9 @@ impl Inner {
         if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
             return Ok(true);
         }
-        if matches!(age, Age::Metadata | Age::Open) && !asked.is_quiet() {
+        if age != Age::Now && !asked.is_quiet() {
             // An own call is changing the object: no answer would count, and the catalog has what was sent.
-            let is_over = age == Age::Metadata || self.health.is_slow();
+            let is_over = age == Age::Metadata || !waits || self.health.is_slow();
             if !is_over {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
