@@ -127,6 +127,10 @@ pub enum Command {
         command: ProfileCommand,
     },
     /// Show which job reads how much, and from where: page cache, fast pool or pool.
+    ///
+    /// On a terminal this is a dashboard: rates by source, the fast pool and its devices, calls to the pool with their
+    /// latencies, jobs, the files that a job uses now, and files that are not in the pool yet. Its last line lists the
+    /// keys. Without a terminal, and with --count or --json, it prints lines.
     Top {
         /// Show only the mount that this path lies in.
         path: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! The messages of the control socket: one request line from the client, then reply lines until `end` or `error`.
 
+use forebay_backends::decorators::MetricsSnapshot;
 use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,8 @@ pub enum Request {
     },
     /// Returns the members of the cluster, and what they gave each other.
     Peers,
+    /// Returns the calls to the pool since the start, with their latencies.
+    PoolCalls,
     /// Explains why a file is resident, and what would evict it.
     Explain {
         path: String,
@@ -107,6 +110,7 @@ pub enum Reply {
     PolicyEffect(Box<PolicyEffect>),
     Sample(Sample),
     Peers(Box<PeersStatus>),
+    PoolCalls(Box<MetricsSnapshot>),
     Explanation(Box<Explanation>),
     Profiles(Vec<ProfileSummary>),
     Profile(Box<ProfileDocument>),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_backends::decorators::Metrics;
 use forebay_engine::UserGroups;
 use forebay_jobs::Jobs;
 use forebay_serve::{
@@ -162,12 +163,12 @@ async fn serve(
     overlay.set_mount(&path, false);
     let settings = peers::settings(mount)?;
     let peers = peers::start(mount, settings, peer_socket, &overlay)?;
-    let facts = Facts { peers: peers.as_ref().map(|server| server.peers.clone()), ..facts(runtime, mount) };
+    let facts = Facts { peers: peers.as_ref().map(|server| server.peers.clone()), ..facts(runtime, mount, pool) };
     let facts = Arc::new(facts);
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
-    let parts = MountParts { overlay: overlay.clone(), jobs: jobs.clone(), pool, requests: Arc::default(), facts };
+    let parts = MountParts { overlay: overlay.clone(), jobs: jobs.clone(), requests: Arc::default(), facts };
     let numbers = mount.metrics.zip(metrics).map(|(at, socket)| MetricsServer::start(at, Some(socket), parts));
     let numbers = numbers.transpose().map_err(|e| Failure::io("cannot serve the metrics address", &e))?;
     let ending = CancellationToken::new();
@@ -208,12 +209,13 @@ async fn serve(
     jobs.shutdown().await.map_err(Failure::from)
 }
 
-fn facts(runtime: &Runtime, mount: &MountConfig) -> Facts {
+fn facts(runtime: &Runtime, mount: &MountConfig, pool_calls: Arc<Metrics>) -> Facts {
     Facts {
         mountpoint: mount.mountpoint.display().to_string(),
         no_passthrough: Box::new(|| Some("there is no mount: files are served over HTTP".to_owned())),
         runtime: runtime.clone(),
         pool: mount.pool.clone(),
+        pool_calls,
         peers: None,
     }
 }

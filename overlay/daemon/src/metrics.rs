@@ -8,7 +8,7 @@ use std::thread;
 use forebay_api::jobs::{JobFile, JobSummary, Sample};
 use forebay_api::operator::Status;
 use forebay_api::peers::PeersStatus;
-use forebay_backends::decorators::{Metrics, MetricsSnapshot, SlowCall};
+use forebay_backends::decorators::{MetricsSnapshot, SlowCall};
 use forebay_engine::Overlay;
 use forebay_fuse::RequestLatencies;
 use forebay_jobs::Jobs;
@@ -54,7 +54,6 @@ pub const ADDRESS: AddressUse = AddressUse {
 /// What the page shows beside what the engine knows.
 struct PageSource {
     jobs: Jobs,
-    pool: Arc<Metrics>,
     requests: Arc<RequestLatencies>,
     facts: Arc<Facts>,
 }
@@ -66,7 +65,6 @@ pub struct MetricsServer(#[expect(dead_code, reason = "its drop tells the thread
 pub struct MountParts {
     pub overlay: Overlay,
     pub jobs: Jobs,
-    pub pool: Arc<Metrics>,
     pub requests: Arc<RequestLatencies>,
     pub facts: Arc<Facts>,
 }
@@ -78,17 +76,17 @@ impl MetricsServer {
     /// # Errors
     /// No thread could be started.
     pub fn start(address: SocketAddr, socket: Option<TcpListener>, parts: MountParts) -> io::Result<Self> {
-        let MountParts { overlay, jobs, pool, requests, facts } = parts;
+        let MountParts { overlay, jobs, requests, facts } = parts;
         let counted = overlay.clone();
         tokio::spawn(async move { counted.keep_census().await });
         let mut registry = metrics::registry();
-        registry.register_collector(Box::new(EngineMetrics::new(overlay.clone(), pool.clone())));
+        registry.register_collector(Box::new(EngineMetrics::new(overlay.clone(), facts.pool_calls.clone())));
         let counts = requests.clone();
         registry.register_collector(Box::new(OperationMetrics::new(move || operations(&counts))));
         let known = facts.clone();
         registry.register_collector(Box::new(PeerMetrics::new(move || peers(&known))));
         let stop = CancellationToken::new();
-        let source = Arc::new(PageSource { jobs, pool, requests, facts });
+        let source = Arc::new(PageSource { jobs, requests, facts });
         let dashboard = Dashboard::new(registry, overlay, source, address, stop.clone());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(limits::METRICS_BLOCKING)
@@ -118,11 +116,11 @@ impl MountSource for PageSource {
     }
 
     fn pool_calls(&self) -> MetricsSnapshot {
-        self.pool.snapshot()
+        self.facts.pool_calls.snapshot()
     }
 
     fn slow_calls(&self) -> Vec<SlowCall> {
-        self.pool.slow_calls()
+        self.facts.pool_calls.slow_calls()
     }
 
     fn operations(&self) -> OperationCounts {

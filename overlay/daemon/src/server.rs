@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_api::allocations::AllocationVerb;
 use forebay_api::jobs::Members;
 use forebay_api::operator::{Progress, Status};
+use forebay_backends::decorators::Metrics;
 use forebay_backends::{Error, ErrorKind, PoolPath};
 use forebay_engine::Overlay;
 use forebay_jobs::Jobs;
@@ -41,6 +42,7 @@ pub struct Facts {
     pub runtime: Runtime,
     /// The pool, as the mount was asked for it.
     pub pool: String,
+    pub pool_calls: Arc<Metrics>,
     /// The other nodes of its cluster.
     pub peers: Option<Arc<Peers>>,
 }
@@ -257,6 +259,7 @@ async fn carry_out(
             })?;
             out.send(&Reply::Peers(Box::new(peers.status()))).await?;
         }
+        Request::PoolCalls => out.send(&Reply::PoolCalls(Box::new(facts.pool_calls.snapshot()))).await?,
         Request::Sample { interval_ms } => {
             let (asked, interval) = (jobs.clone(), Duration::from_millis(interval_ms.min(limits::INTERVAL_MS)));
             let sample = out.waiting_for(engine, async move { asked.sample_jobs(interval).await }).await?;

@@ -55,8 +55,14 @@ async fn daemon() -> Daemon {
     let jobs = Jobs::start(overlay.clone());
     let entry = entry(temp.path().to_path_buf());
     let runtime = entry.runtime.clone();
-    let facts =
-        Facts { mountpoint: "/m".into(), no_passthrough: Box::new(|| None), runtime, pool: "/p".into(), peers: None };
+    let facts = Facts {
+        mountpoint: "/m".into(),
+        no_passthrough: Box::new(|| None),
+        runtime,
+        pool: "/p".into(),
+        pool_calls: Arc::new(Metrics::new(Arc::new(MemoryPool::new()))),
+        peers: None,
+    };
     let server = Server::start(&entry.runtime.socket(), overlay, jobs.clone(), Arc::new(facts)).unwrap();
     Daemon { temp, entry, jobs, _server: server }
 }
