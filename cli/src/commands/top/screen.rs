@@ -284,7 +284,7 @@ impl Screen {
         });
         let title = match (self.tab, &self.job) {
             (Tab::Files, Some(job)) => format!(" files of job {} that are in use: {} ", shown(job), rows.len()),
-            (Tab::Dirty, _) => format!(" not in the pool yet, oldest first: {} ", rows.len()),
+            (Tab::Dirty, _) => format!(" not in the pool yet: {} ", rows.len()),
             _ => format!(" jobs: {} ", rows.len().saturating_sub(1)),
         };
         Table::new(lines, widths)
