@@ -101,8 +101,10 @@ fn the_dashboard_shows_jobs_files_and_dirty_files_and_obeys_its_keys() {
     // Files of the selected job; what is read most comes first.
     terminal.press("f");
     terminal.shows(&["files of job busy", "often", "seldom"]);
-    let text = terminal.text();
-    assert!(text.find("often") < text.find("seldom"), "{text}");
+    wait_until("what is read most is first", || {
+        let text = terminal.text();
+        matches!((text.find("often"), text.find("seldom")), (Some(often), Some(seldom)) if often < seldom)
+    });
     terminal.press("r");
     wait_until("the order is reversed", || {
         let text = terminal.text();
@@ -123,6 +125,8 @@ fn the_dashboard_shows_jobs_files_and_dirty_files_and_obeys_its_keys() {
     // Nothing changes while it is paused.
     terminal.press(" j");
     terminal.shows(&["PAUSED", "jobs: 1"]);
+    // What was on its way to the screen is there by now.
+    thread::sleep(std::time::Duration::from_millis(500));
     let line = terminal.line_with("busy");
     thread::sleep(std::time::Duration::from_secs(1));
     assert_eq!(terminal.line_with("busy"), line);

@@ -134,7 +134,7 @@ async fn an_open_sees_new_content_though_attributes_are_being_flushed() {
     for (times, theirs) in [(false, "their content"), (true, "their content"), (true, "theirs, which is longer")] {
         let fixture = Fixture::new();
         fixture.put("f", b"first content").await;
-        let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(200)));
+        let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(50)));
         let overlay = Overlay::open(Options { pool: slow, ..fixture.options() }).await.unwrap();
         assert_eq!(read(&overlay, "f").await.unwrap(), "first content");
         let mtime = times.then_some(SetTime::At(Time { secs: 1_000_000_000, nanos: 0 }));
@@ -160,7 +160,7 @@ async fn an_open_sees_new_content_though_attributes_are_being_flushed() {
 async fn new_content_is_staged_though_attributes_are_being_flushed() {
     let fixture = Fixture::new();
     fixture.put("f", b"first content").await;
-    let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(200)));
+    let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(50)));
     let overlay = Overlay::open(Options { pool: slow, ..fixture.options() }).await.unwrap();
     assert_eq!(read(&overlay, "f").await.unwrap(), "first content");
     let change = Change { mode: Some(0o600), ..Change::default() };

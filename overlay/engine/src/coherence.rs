@@ -33,6 +33,8 @@ const SINGLE_LOOKUPS: u32 = 4;
 /// The same, for pools whose listings take a request for each name.
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
+/// The pause before the pool is asked again because of an own change.
+const PAUSE: Duration = Duration::from_millis(2);
 /// How long the pool may take to confirm cached state. After that, the state is shown unconfirmed.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 
@@ -356,7 +358,9 @@ impl Inner {
                 Age::Metadata | Age::Now => false,
             };
             let begun = Instant::now();
-            while !self.revalidate_once(ino, age, waits).await? && waits && begun.elapsed() < CONFIRM_WITHIN {}
+            while !self.revalidate_once(ino, age, waits).await? && waits && begun.elapsed() < CONFIRM_WITHIN {
+                tokio::time::sleep(PAUSE).await;
+            }
             Ok(())
         }
         .boxed()
@@ -380,7 +384,9 @@ impl Inner {
         let holds = |state: &NodeState| {
             let local = !state.record.in_pool() && ino != Ino::ROOT;
             let is_fresh = state.validated.is_some_and(|at| at.elapsed() < allowed);
-            local || state.record.file.is_dirty() || state.is_unlinked(ino) || is_fresh
+            // It is read and written in the pool, and each write would make the answer worthless.
+            let is_through = waits && state.record.file.is_written_through() && state.opens.has_writer();
+            local || state.record.file.is_dirty() || is_through || state.is_unlinked(ino) || is_fresh
         };
         if holds(&node.state.lock()) {
             return Ok(true);
@@ -403,11 +409,7 @@ impl Inner {
         }
         if age != Age::Now && !asked.is_quiet() {
             // An own call is changing the object: no answer would count, and the catalog has what was sent.
-            let is_over = age == Age::Metadata || !waits || self.health.is_slow();
-            if !is_over {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            return Ok(is_over);
+            return Ok(age == Age::Metadata || !waits || !asked.is_object_changing() || self.health.is_slow());
         }
         if asked.is_quiet() {
             match self.resolve_doubt(ino).await {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -35,14 +35,18 @@ pub fn run(path: Option<&Path>, interval: Duration) -> Result<Exit, Failure> {
         .name("samples".into())
         .spawn(move || sample(path.as_deref(), interval, &asked, &tell))
         .map_err(|e| Failure::io("cannot start a thread", &e))?;
-    let mut terminal = ratatui::try_init().map_err(|e| Failure::io("cannot draw on this terminal", &e))?;
+    let mut terminal = ratatui::try_init().map_err(|e| {
+        // It may have got half way.
+        ratatui::restore();
+        Failure::io("cannot draw on this terminal", &e)
+    })?;
     let shown = show(&mut terminal, &news, &watched);
     ratatui::restore();
     shown.map(|()| Exit::Done)
 }
 
 /// Samples all mounts until nobody receives the news.
-fn sample(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sender<Result<Update, Failure>>) {
+fn sample(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sender<Update>) {
     let mut sampler = MountSampler::default();
     let mut wait = interval.min(FIRST_INTERVAL);
     let mut known = BTreeSet::new();
@@ -52,7 +56,7 @@ fn sample(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sen
         let mounted: BTreeSet<PathBuf> = entries.iter().map(|entry| entry.mountpoint().to_path_buf()).collect();
         for mountpoint in known.difference(&mounted).cloned() {
             let sample = Err("it is not mounted any more".to_owned());
-            if tell.send(Ok(Update { mountpoint, sample })).is_err() {
+            if tell.send(Update { mountpoint, sample }).is_err() {
                 return;
             }
         }
@@ -60,15 +64,8 @@ fn sample(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sen
         for entry in entries {
             let (mount, details) = watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let details = if mount == entry.mountpoint() { details } else { Details::None };
-            let sample = sampler.sample(&entry, interval, &details);
-            let sample = match sample {
-                Err(failure) if failure.kind != FailureKind::NoDaemon => Err(failure),
-                sample => {
-                    let sample = sample.map_err(|failure| failure.to_string());
-                    Ok(Update { mountpoint: entry.mountpoint().to_path_buf(), sample })
-                }
-            };
-            if tell.send(sample).is_err() {
+            let sample = sampler.sample(&entry, interval, &details).map_err(|failure| failure.to_string());
+            if tell.send(Update { mountpoint: entry.mountpoint().to_path_buf(), sample }).is_err() {
                 return;
             }
         }
@@ -77,16 +74,18 @@ fn sample(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sen
     }
 }
 
-fn show(
-    terminal: &mut DefaultTerminal,
-    news: &Receiver<Result<Update, Failure>>,
-    watched: &Watched,
-) -> Result<(), Failure> {
+fn show(terminal: &mut DefaultTerminal, news: &Receiver<Update>, watched: &Watched) -> Result<(), Failure> {
     let mut screen = Screen::new();
     let failed = |e: io::Error| Failure::io("the terminal is gone", &e);
     loop {
-        for update in news.try_iter() {
-            screen.take(update?);
+        loop {
+            match news.try_recv() {
+                Ok(update) => screen.take(update),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    return Err(Failure::new(FailureKind::Other, "the thread that takes the samples has ended"));
+                }
+            }
         }
         terminal.draw(|frame| screen.draw(frame)).map_err(failed)?;
         if event::poll(TICK).map_err(failed)?

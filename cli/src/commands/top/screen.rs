@@ -237,6 +237,12 @@ impl Screen {
         if self.mounts.len() > 1 {
             spans.push(format!("  ({} of {} mounts)", self.mount + 1, self.mounts.len()).into());
         }
+        if self.is_paused {
+            spans.push("  PAUSED".yellow().bold());
+        }
+        if let Some(why) = &mount.failure {
+            spans.push(format!("  NO NEWER SAMPLE: {}", shown(why)).red().bold());
+        }
         if let Some(sample) = &mount.sample {
             let status = &sample.status;
             let state = format!("  {}  {}", status.pool, status.pool_state);
@@ -244,12 +250,6 @@ impl Screen {
             if sample.used.observer.kind != ObserverKind::Ebpf {
                 spans.push("  without eBPF: requests to the daemon alone".into());
             }
-        }
-        if let Some(why) = &mount.failure {
-            spans.push(format!("  NO NEWER SAMPLE: {}", shown(why)).red().bold());
-        }
-        if self.is_paused {
-            spans.push("  PAUSED".yellow().bold());
         }
         Paragraph::new(Line::from(spans))
     }
@@ -285,7 +285,7 @@ impl Screen {
         let title = match (self.tab, &self.job) {
             (Tab::Files, Some(job)) => format!(" files of job {} that are in use: {} ", shown(job), rows.len()),
             (Tab::Dirty, _) => format!(" not in the pool yet: {} ", rows.len()),
-            _ => format!(" jobs: {} ", rows.len().saturating_sub(1)),
+            _ => format!(" jobs: {} ", rows.iter().filter(|row| !row.key.is_empty()).count()),
         };
         Table::new(lines, widths)
             .header(Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD)))

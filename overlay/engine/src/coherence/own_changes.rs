@@ -24,7 +24,12 @@ pub(crate) struct QueryStamp {
 impl QueryStamp {
     /// Returns whether no call of the daemon was under way.
     pub fn is_quiet(self) -> bool {
-        self.calls.0 == self.calls.1 && self.moves.0 == self.moves.1
+        !self.is_object_changing() && self.moves.0 == self.moves.1
+    }
+
+    /// Returns whether a call of the daemon was changing the object itself.
+    pub fn is_object_changing(self) -> bool {
+        self.calls.0 != self.calls.1
     }
 }
 
@@ -50,14 +55,12 @@ impl Inner {
         ours
     }
 
-    /// Waits, if the daemon is changing the pool's copy of a clean file: the pool's answer counts only afterwards.
+    /// Waits, if the daemon is changing the pool's copy of a clean file: the pool's answer counts only afterwards. A move
+    /// of a directory, which concerns all files, is not waited for: it may take long.
     pub(super) async fn await_own_change(&self, node: &Node) {
-        let is_changing = {
-            let state = node.state.lock();
-            !state.record.file.is_dirty() && !self.asked(&state).is_quiet()
-        };
-        if is_changing && !self.health.is_slow() && timeout(CONFIRM_WITHIN, self.own_change(node)).await.is_err() {
-            self.health.note_slow();
+        if self.asked(&node.state.lock()).is_object_changing() {
+            // If it takes longer, the caller goes on with what is known.
+            let _ = timeout(CONFIRM_WITHIN, node.flush.lock()).await;
         }
     }
 
