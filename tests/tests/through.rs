@@ -13,6 +13,7 @@ use forebay_backends::{Capabilities, ErrorKind, Expected, Pool, SetAttrs};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{self, Mount, content};
+use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 const LIMIT: u64 = 8 << 20;
@@ -45,6 +46,17 @@ async fn written_through(fixture: &Fixture) -> (Overlay, Ino, Vec<u8>) {
         put(&overlay, ino, at, &expected[at..at + MIB]).await;
     }
     (overlay, ino, expected)
+}
+
+/// Returns the fast pool that a daemon leaves if it is killed after its last write reached the pool, and before it had the
+/// answer; and what the file has then.
+async fn killed_beside_a_write(fixture: &Fixture) -> (TempDir, Ino, Vec<u8>) {
+    let (_overlay, ino, mut expected) = written_through(fixture).await;
+    let killed = tempfile::tempdir().unwrap();
+    image(fixture.fast.path(), killed.path());
+    fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
+    expected.extend(b"the last write");
+    (killed, ino, expected)
 }
 
 fn in_pool(fixture: &Fixture, path: &str) -> Option<Vec<u8>> {
@@ -224,13 +236,7 @@ async fn another_client_of_the_pool_may_change_what_is_written_through() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_is_killed_goes_on_writing_through() {
     let fixture = Fixture::new();
-    let (overlay, ino, mut expected) = written_through(&fixture).await;
-    // The last write reached the pool, and the daemon died before it had the answer.
-    let (killed, before) = (tempfile::tempdir().unwrap(), fixture.fast.path().to_owned());
-    image(&before, killed.path());
-    fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
-    expected.extend(b"the last write");
-    drop(overlay);
+    let (killed, ino, mut expected) = killed_beside_a_write(&fixture).await;
     let overlay = Overlay::open(Options { fast: vec![killed.path().into()], ..options(&fixture) }).await.unwrap();
     overlay.open_inherited(ino, RDWR).await.unwrap();
     assert_eq!(overlay.getattr(ino).await.unwrap().0.size, expected.len() as u64);
@@ -246,12 +252,7 @@ async fn a_daemon_that_is_killed_goes_on_writing_through() {
 async fn a_daemon_that_is_killed_goes_on_although_the_pool_is_not_asked_at_once() {
     for case in ["own flush", "down"] {
         let fixture = Fixture::new();
-        let (overlay, ino, mut expected) = written_through(&fixture).await;
-        let (killed, before) = (tempfile::tempdir().unwrap(), fixture.fast.path().to_owned());
-        image(&before, killed.path());
-        fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
-        expected.extend(b"the last write");
-        drop(overlay);
+        let (killed, ino, mut expected) = killed_beside_a_write(&fixture).await;
         let pool = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(200)));
         let options = Options { fast: vec![killed.path().into()], pool, ..options(&fixture) };
         let overlay = Overlay::open(options).await.unwrap();

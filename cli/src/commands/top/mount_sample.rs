@@ -38,7 +38,7 @@ pub(super) struct MountSample {
     pub calls: Vec<CallActivity>,
     /// Pool calls that wait for their answers.
     pub in_flight: u64,
-    /// If they were requested; the oldest come first.
+    /// If they were requested: at most [`DIRTY_MAX`], the oldest of them first.
     pub dirty: Vec<DirtyFile>,
     /// If they were requested; those that were used most come first.
     pub files: Vec<HotFile>,
@@ -225,6 +225,13 @@ fn percentile(buckets: &[u64], percent: u64) -> Option<u64> {
         seen >= wanted
     });
     at.and_then(|bucket| BOUNDS_US.get(bucket).copied())
+}
+
+/// The bytes per second that were read, from the page cache, from the fast pool and from the pool, and that were written.
+pub(super) fn byte_rates(traffic: &Traffic, ms: u64) -> [u64; 5] {
+    let counts =
+        [traffic.read_bytes, traffic.cache_bytes, traffic.fast_bytes, traffic.pool_bytes, traffic.written_bytes];
+    counts.map(|count| per_second(count, ms))
 }
 
 /// A count during an interval, for one second.

@@ -8,7 +8,7 @@ use forebay_api::jobs::{JobSample, ObserverKind, Sample, Traffic};
 use forebay_daemon::Failure;
 use forebay_daemon::registry::RegisteredMount;
 
-use super::mount_sample::{ask, by_traffic, difference, per_second};
+use super::mount_sample::{ask, by_traffic, byte_rates, difference, per_second};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::registration;
@@ -58,18 +58,9 @@ fn show(mountpoint: &Path, sample: &Sample, ms: u64, output: &Output) {
     let unobserved =
         if sample.observer.kind == ObserverKind::Ebpf { "" } else { "  (without eBPF: requests to the daemon alone)" };
     output.line(format!("{}{unobserved}", mountpoint.display()));
-    let rate = |count: u64| format!("{}/s", bytes(per_second(count, ms)));
     let row = |name: String, files: String, traffic: &Traffic| {
-        vec![
-            rate(traffic.read_bytes),
-            rate(traffic.cache_bytes),
-            rate(traffic.fast_bytes),
-            rate(traffic.pool_bytes),
-            rate(traffic.written_bytes),
-            format!("{}/s", per_second(traffic.opens, ms)),
-            files,
-            name,
-        ]
+        let bytes = byte_rates(traffic, ms).map(|rate| format!("{}/s", bytes(rate)));
+        bytes.into_iter().chain([format!("{}/s", per_second(traffic.opens, ms)), files, name]).collect()
     };
     let mut rows = vec![
         ["read", "page cache", "fast pool", "pool", "written", "opens", "files", "job"].map(String::from).to_vec(),

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use forebay_api::jobs::Traffic;
 use forebay_daemon::registry;
 
-use super::mount_sample::{MountSample, per_second};
+use super::mount_sample::{MountSample, byte_rates, per_second};
 use crate::values::{bytes, shown, span};
 
 /// What the table shows.
@@ -37,11 +37,6 @@ pub(super) enum Value {
 }
 
 impl Value {
-    fn rate(count: u64, ms: u64) -> Self {
-        let rate = per_second(count, ms);
-        Self::Number(rate, bytes(rate))
-    }
-
     pub fn text(&self) -> &str {
         match self {
             Self::Number(_, text) | Self::Text(text) => text,
@@ -74,16 +69,9 @@ pub(super) fn is_wide(column: &str) -> bool {
 }
 
 fn used(traffic: &Traffic, ms: u64) -> Vec<Value> {
-    let rate = |count| Value::rate(count, ms);
     let opens = per_second(traffic.opens, ms);
-    vec![
-        rate(traffic.read_bytes),
-        rate(traffic.cache_bytes),
-        rate(traffic.fast_bytes),
-        rate(traffic.pool_bytes),
-        rate(traffic.written_bytes),
-        Value::Number(opens, opens.to_string()),
-    ]
+    let bytes = byte_rates(traffic, ms).map(|rate| Value::Number(rate, bytes(rate)));
+    bytes.into_iter().chain([Value::Number(opens, opens.to_string())]).collect()
 }
 
 pub(super) fn jobs(sample: &MountSample) -> Vec<TableRow> {
