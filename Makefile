@@ -37,6 +37,7 @@ H2SPEC := h2spec@v2.2.1
 FAKE_GCS := fake-gcs-server@v1.52.3
 AZURITE := azurite@3.35.0
 STORES := $(TOOLS)/$(FAKE_GCS) $(TOOLS)/$(AZURITE)
+CACHE_TESTS := http-cache-tests@0.4.5
 # A test fails by a panic.
 TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
@@ -90,7 +91,7 @@ lint:
 # Suites that drive a mount from outside are tests of the crate in tests/. Cargo makes the program with them, since the
 # crate in cli/ has tests: a build of its own would compile all of it a second time, because tests ask for other features
 # of its libraries.
-test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(TOOLS)/$(H2SPEC) $(STORES)
+test: lint check-programs $(TOOLS)/$(PJDFSTEST) $(TOOLS)/$(FSX) $(TOOLS)/$(VERSITYGW) $(TOOLS)/$(H2SPEC) $(TOOLS)/$(CACHE_TESTS) $(STORES)
 	@packaging/deps build test
 	@timeout 7200 tests/run
 
@@ -219,6 +220,15 @@ $(TOOLS)/$(AZURITE):
 	@mkdir -p $(TOOLS)/bin $(TOOLS)/node
 	@timeout 600 npm install --silent --no-audit --no-fund --prefix $(TOOLS)/node $(@F)
 	@ln -sf ../node/node_modules/.bin/azurite-blob $(TOOLS)/bin/azurite-blob
+	@touch $@
+
+# A conformance suite for HTTP caches, for Node.
+$(TOOLS)/$(CACHE_TESTS):
+	@command -v npm >/dev/null || packaging/deps npm
+	@echo "installing: $(@F)"
+	@mkdir -p $(TOOLS)/bin $(TOOLS)/node
+	@timeout 600 npm install --silent --no-audit --no-fund --prefix $(TOOLS)/node $(@F)
+	@ln -sf ../node/node_modules/http-cache-tests/cli.mjs $(TOOLS)/bin/http-cache-tests
 	@touch $@
 
 $(TOOLS)/cargo-deny $(TOOLS)/cargo-mutants:

@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod decorators;
 pub mod dir;
 mod error;
+mod hollow;
 mod late;
 pub mod latency;
 pub mod memory;
@@ -19,6 +20,7 @@ mod types;
 mod unfinished;
 
 pub use error::{Error, ErrorKind, Result, Retry, Side};
+pub use hollow::HollowPool;
 pub use late::{AttachTimes, OpenedPool, PoolDescription};
 pub use open::PoolLocation;
 pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};

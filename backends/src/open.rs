@@ -7,6 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::dir::{DirPool, Striped};
+use crate::hollow::HollowPool;
 use crate::nfs::{self, NfsPool};
 use crate::s3::{self, S3Pool};
 use crate::store::{self, StorePool};
@@ -42,6 +43,8 @@ pub enum PoolLocation {
     /// `gs://BUCKET[/PREFIX]`, `az://CONTAINER[/PREFIX]`, `http://HOST[:PORT]/PATH` or `https://...`, with
     /// `[?OPTION=VALUE&...]`: read-only.
     Store(String),
+    /// `hollow:///path`: a directory for names of files whose content is on the fast pool alone.
+    Hollow(PathBuf),
 }
 
 impl PoolLocation {
@@ -53,6 +56,7 @@ impl PoolLocation {
             Some(("file", path)) if path.starts_with('/') => Ok(Self::Directory(PathBuf::from(path))),
             Some(("beegfs", path)) if path.starts_with('/') => Ok(Self::Striped(Striped::BeeGfs, PathBuf::from(path))),
             Some(("lustre", path)) if path.starts_with('/') => Ok(Self::Striped(Striped::Lustre, PathBuf::from(path))),
+            Some(("hollow", path)) if path.starts_with('/') => Ok(Self::Hollow(PathBuf::from(path))),
             Some(("nfs", _)) => {
                 nfs::check(url)?;
                 Ok(Self::Nfs(url.to_owned()))
@@ -77,7 +81,7 @@ impl PoolLocation {
     pub fn directory(&self) -> Option<&Path> {
         match self {
             Self::Directory(path) | Self::Striped(_, path) => Some(path),
-            Self::Nfs(_) | Self::S3(_) | Self::Store(_) => None,
+            Self::Nfs(_) | Self::S3(_) | Self::Store(_) | Self::Hollow(_) => None,
         }
     }
 
@@ -99,6 +103,7 @@ impl PoolLocation {
             let pool: Arc<dyn Pool> = match self {
                 Self::Directory(path) => Arc::new(DirPool::open(path)?),
                 Self::Striped(kind, path) => Arc::new(DirPool::open_striped(path, *kind)?),
+                Self::Hollow(path) => Arc::new(HollowPool::open(path)?),
                 Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
                 Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
                 Self::Store(url) => Arc::new(StorePool::attach(url, &store::environment()).await?),

@@ -2,6 +2,7 @@
 
 pub mod etcd;
 pub mod nfs;
+pub mod origin;
 pub mod s3;
 pub mod slurm;
 mod started;

@@ -21,8 +21,20 @@ pub enum AccessLogFormat {
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The pool, as for `mount`.
+    /// The pool, as for `mount`; with --reverse-proxy, a web server.
     pub url: String,
+    /// Keep the responses of a web server as it allows (RFC 9111), instead of serving the files of a pool.
+    #[arg(long, conflicts_with_all = ["policy", "immutable", "listings", "peers", "throttle"])]
+    pub reverse_proxy: bool,
+    /// Forward requests that change something, too, with up to 8 MiB of content. Otherwise they are refused.
+    #[arg(long, requires = "reverse_proxy")]
+    pub forward_changes: bool,
+    /// How long a response that is not fresh is used if the web server fails.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
+    pub stale_if_error: Duration,
+    /// How long it is believed that there is no such page, if the web server says no time for that.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
+    pub negative_ttl: Duration,
     /// A directory on local NVMe that holds cached content; repeat it for more devices.
     #[arg(long, value_name = "DIR", required = true)]
     pub fast: Vec<PathBuf>,

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use forebay_daemon::cache_node::{self, CacheNodeConfig, CacheNodeReady};
+use forebay_daemon::cache_node::{self, CacheNodeConfig, CacheNodeReady, OriginConfig};
 use forebay_daemon::config::MountConfig;
 use forebay_daemon::{Failure, policy_files};
-use forebay_serve::{AccessRules, LogFormat, parse};
+use forebay_serve::{AccessRules, FreshnessOptions, LogFormat, parse};
 use url::Url;
 
 use super::{mount, processes};
@@ -37,7 +37,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
     };
     Ok(CacheNodeConfig {
         mount: MountConfig {
-            pool: args.url,
+            pool: args.url.clone(),
             mountpoint: PathBuf::from(cache_node::ROOT).join(args.name),
             fast: args.fast,
             limit_bytes: args.limit.map(|limit| limit.as_u64()),
@@ -59,7 +59,12 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
         user: args.user,
         listings: args.listings,
         rate: args.rate,
-        stale_while_revalidate: args.stale_while_revalidate,
+        freshness: FreshnessOptions {
+            stale_while_revalidate: args.stale_while_revalidate,
+            stale_if_error: args.stale_if_error,
+            negative: args.negative_ttl,
+        },
+        origin: args.reverse_proxy.then(|| OriginConfig { url: args.url.clone(), changes: args.forward_changes }),
         log: args.access_log.map(|file| (file, format)),
         connections: args.connections.map(|n| n as usize),
     })

@@ -6,14 +6,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_backends::decorators::Metrics;
 use forebay_engine::UserGroups;
 use forebay_jobs::Jobs;
 use forebay_serve::{
-    AccessLog, AccessRules, CacheNode, CacheNodeOptions, Certificate, ContentOptions, Listener, ListenerLimits,
-    LogFormat,
+    AccessLog, AccessRules, CacheNode, CacheNodeOptions, Certificate, ContentOptions, FreshnessOptions, Listener,
+    ListenerLimits, LogFormat, ProxyOptions, ServedContent, check_origin,
 };
 use forebay_system::identity;
 use tokio_util::sync::CancellationToken;
@@ -23,10 +22,12 @@ use super::metrics::{self, MetricsServer, MountParts};
 use super::registry::{MountState, Phase, Process, Runtime, now_unix};
 use super::server::{Facts, Server};
 use super::supervisor::Signals;
-use super::{Failure, FailureKind, capabilities, confinement, peers, preflight, registry, worker};
+use super::{Failure, FailureKind, capabilities, confinement, paths, peers, preflight, registry, worker};
 
 /// Where cache nodes are registered: a node named `n` stands for the paths below `/forebay/n`.
 pub const ROOT: &str = "/forebay";
+/// The directory of the names of responses, in the first directory of the fast pool.
+const RESPONSES: &str = "responses";
 /// The first descriptor that systemd passes to a service (`sd_listen_fds(3)`).
 const PASSED_FROM: i32 = 3;
 
@@ -44,9 +45,21 @@ pub struct CacheNodeConfig {
     pub user: String,
     pub listings: bool,
     pub rate: Option<NonZeroU32>,
-    pub stale_while_revalidate: Duration,
+    /// How long responses that are not fresh are still used.
+    pub freshness: FreshnessOptions,
+    /// A web server whose responses are kept. `None`: the pool's files are served.
+    pub origin: Option<OriginConfig>,
     pub log: Option<(PathBuf, LogFormat)>,
     pub connections: Option<usize>,
+}
+
+/// A web server whose responses are kept.
+#[derive(Debug, Clone)]
+pub struct OriginConfig {
+    /// `http://HOST[:PORT]` or `https://HOST[:PORT]`
+    pub url: String,
+    /// Requests that change something are forwarded, too.
+    pub changes: bool,
 }
 
 /// A cache node that serves.
@@ -84,6 +97,16 @@ fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
         .remedy("choose another --name"));
     }
     config.mount.read_only = true;
+    if let Some(origin) = &config.origin {
+        check_origin(&origin.url).map_err(Failure::usage)?;
+        let Some(fast) = config.mount.fast.first() else {
+            return Err(Failure::usage("no fast pool was given").remedy("--fast DIR, a directory on the local NVMe"));
+        };
+        // Its names are on the fast pool's device, beside the content, and no other client changes them.
+        let fast = paths::absolute(fast).map_err(|e| Failure::io("fast directory", &e))?;
+        config.mount.pool = format!("hollow://{}", fast.join(RESPONSES).display());
+        (config.mount.read_only, config.mount.immutable) = (false, true);
+    }
     preflight::storage(&mut config.mount)
 }
 
@@ -125,10 +148,18 @@ pub fn run(
     confined();
     let rt = worker::tokio_runtime()?;
     let options = CacheNodeOptions {
-        content: ContentOptions {
-            user,
-            listings: config.listings,
-            stale_while_revalidate: config.stale_while_revalidate,
+        content: match &config.origin {
+            None => ServedContent::Pool(ContentOptions {
+                user,
+                listings: config.listings,
+                stale_while_revalidate: config.freshness.stale_while_revalidate,
+            }),
+            Some(origin) => ServedContent::Origin(ProxyOptions {
+                origin: origin.url.clone(),
+                node: node_name(),
+                freshness: config.freshness,
+                changes: origin.changes,
+            }),
         },
         access,
         rate: config.rate,
@@ -163,7 +194,12 @@ async fn serve(
     overlay.set_mount(&path, false);
     let settings = peers::settings(mount)?;
     let peers = peers::start(mount, settings, peer_socket, &overlay)?;
-    let facts = Facts { peers: peers.as_ref().map(|server| server.peers.clone()), ..facts(runtime, mount, pool) };
+    let source = config.origin.as_ref().map_or(&mount.pool, |origin| &origin.url);
+    let facts = Facts {
+        pool: source.clone(),
+        peers: peers.as_ref().map(|server| server.peers.clone()),
+        ..facts(runtime, mount, pool)
+    };
     let facts = Arc::new(facts);
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
@@ -172,7 +208,7 @@ async fn serve(
     let numbers = mount.metrics.zip(metrics).map(|(at, socket)| MetricsServer::start(at, Some(socket), parts));
     let numbers = numbers.transpose().map_err(|e| Failure::io("cannot serve the metrics address", &e))?;
     let ending = CancellationToken::new();
-    let node = CacheNode::new(overlay.clone(), options, ending.clone());
+    let node = CacheNode::new(overlay.clone(), options, ending.clone()).map_err(Failure::usage)?;
     let mut limits = ListenerLimits::default();
     limits.connections = config.connections.unwrap_or(limits.connections);
     let tls = certificate.as_ref().map(Certificate::config).transpose().map_err(Failure::usage)?;
@@ -186,7 +222,7 @@ async fn serve(
         listeners.spawn(listener.1.serve(node.clone(), ending.clone()));
     }
     super::offline::remember(mount);
-    tracing::info!("{path} serves {}", mount.pool);
+    tracing::info!("{path} serves {source}");
     on_ready(&CacheNodeReady { path: mount.mountpoint.clone(), addresses, notes });
     let reloaded = Reloaded {
         access: config.access.clone(),
@@ -207,6 +243,13 @@ async fn serve(
         peers.leave().await;
     }
     jobs.shutdown().await.map_err(Failure::from)
+}
+
+/// Returns a name for this process: other nodes of the same origin have other names.
+fn node_name() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')).collect();
+    format!("{host}-{}", std::process::id())
 }
 
 fn facts(runtime: &Runtime, mount: &MountConfig, pool_calls: Arc<Metrics>) -> Facts {
@@ -310,6 +353,9 @@ fn notes(config: &CacheNodeConfig, sockets: &[TcpListener]) -> Vec<String> {
     let beyond = sockets.iter().filter_map(|s| s.local_addr().ok()).find(|address| !address.ip().is_loopback());
     if let Some(address) = beyond {
         match (&config.access, &config.tls) {
+            (None, _) if config.origin.is_some() => notes.push(format!(
+                "everyone who reaches {address} may read what the origin shows this node: --access FILE restricts it"
+            )),
             (None, _) => notes.push(format!(
                 "everyone who reaches {address} may read what user {} may read: --access FILE restricts it",
                 config.user

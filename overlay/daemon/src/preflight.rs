@@ -29,6 +29,10 @@ pub struct MountPlan {
 
 /// Checks a mount and completes its configuration. Changes nothing.
 pub fn check(mut config: MountConfig) -> Result<MountPlan, Failure> {
+    if let Ok(PoolLocation::Hollow(_)) = PoolLocation::parse(&config.pool) {
+        return Err(Failure::usage(format!("{}: a hollow pool has no content", config.pool))
+            .remedy("`forebay serve --reverse-proxy` uses one; a mount needs another pool"));
+    }
     let text = utf8(paths::absolute(&config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?)?;
     let stale_mount = existing_mount(&text)?;
     let (mountpoint, hides_files) = if stale_mount { (text, false) } else { mountpoint(&text)? };

@@ -25,6 +25,7 @@
 //! | `node`, `shares` | inodes in memory; shares of users |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
 //! | `served` | files for front ends without a kernel: by path, with a user's rights, under one version |
+//! | `stored` | files that a front end writes once, and reads while they are resident |
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `salvage` | unflushed content of a catalog that cannot be opened |
 //! | `background` | the tasks that run without a request |
@@ -59,6 +60,7 @@ mod shares;
 mod space;
 mod staging;
 mod status;
+mod stored;
 mod tiers;
 mod ttl;
 mod txn;
@@ -98,6 +100,7 @@ pub use resident_tree::{ResidentDirectory, ResidentTree};
 pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
 pub use shares::{Shares, UserSlot};
 pub use staging::{parse_path, summary};
+pub use stored::NewFile;
 pub(crate) use txn::Txn;
 pub use types::{
     Attr, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,

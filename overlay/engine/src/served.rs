@@ -30,8 +30,8 @@ pub enum Served {
 
 /// One version of a regular file, open for reading until this is dropped.
 pub struct ServedFile {
-    overlay: Overlay,
-    ino: Ino,
+    pub(crate) overlay: Overlay,
+    pub(crate) ino: Ino,
     /// `None`: the pool does not have this content yet.
     version: Option<Version>,
     resident: Option<Arc<Content>>,
@@ -81,7 +81,7 @@ impl Overlay {
         }
     }
 
-    async fn open_served(&self, ino: Ino, user: &UserGroups) -> Result<ServedFile> {
+    pub(crate) async fn open_served(&self, ino: Ino, user: &UserGroups) -> Result<ServedFile> {
         let node = self.inner.file_node(ino)?;
         for _ in 0..ATTEMPTS {
             let opened = self.open_file(ino, libc::O_RDONLY).await?;

@@ -113,7 +113,7 @@ impl AccessRules {
     }
 
     /// Whether everyone may read everything.
-    fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.signing_key.is_none() && self.tokens.is_empty()
     }
 

@@ -19,6 +19,7 @@ use crate::access_log::{AccessLog, LogEntry};
 use crate::body::ReplyBody;
 use crate::content::{ContentOptions, GetRequest, METHODS, PoolContent, RequestPath, parse, reply};
 use crate::listener::{Door, HttpClient, RequestContent};
+use crate::proxy::{ProxyOptions, ReverseProxy};
 use crate::transport::Windows;
 
 /// How often idle files are closed, and clients forgotten that asked nothing for a while.
@@ -30,19 +31,35 @@ const CLIENT_PREFIX_V6: u32 = 64;
 /// Where management begins. No file of a pool has this name.
 const MANAGEMENT: &str = "/.forebay/";
 
+/// The most bytes of content of a request that is forwarded.
+const FORWARDED_BYTES: usize = 8 << 20;
+
+/// What a cache node serves.
+pub enum ServedContent {
+    /// The pool's files.
+    Pool(ContentOptions),
+    /// The responses of a web server.
+    Origin(ProxyOptions),
+}
+
 /// How a cache node serves.
 pub struct CacheNodeOptions {
-    pub content: ContentOptions,
+    pub content: ServedContent,
     pub access: AccessRules,
     /// Requests per second of one client.
     pub rate: Option<NonZeroU32>,
     pub log: Option<AccessLog>,
 }
 
-/// A node that serves a pool over HTTP.
+enum Content {
+    Pool(PoolContent),
+    Origin(ReverseProxy),
+}
+
+/// A node that serves a pool, or another web server's responses, over HTTP.
 pub struct CacheNode {
     overlay: Overlay,
-    content: PoolContent,
+    content: Content,
     access: ArcSwap<AccessRules>,
     rates: Option<DefaultKeyedRateLimiter<IpAddr>>,
     log: Option<AccessLog>,
@@ -52,12 +69,18 @@ pub struct CacheNode {
 
 impl CacheNode {
     /// Needs a tokio runtime. `ending`: once cancelled, the node says that it is not ready.
-    pub fn new(overlay: Overlay, options: CacheNodeOptions, ending: CancellationToken) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// Those of [`ReverseProxy::new`].
+    pub fn new(overlay: Overlay, options: CacheNodeOptions, ending: CancellationToken) -> Result<Arc<Self>, String> {
         let quota = |rate: NonZeroU32| {
             Quota::per_second(rate).allow_burst(rate.saturating_mul(NonZeroU32::MIN.saturating_add(BURST_SECONDS - 1)))
         };
         let node = Arc::new(Self {
-            content: PoolContent::new(overlay.clone(), options.content),
+            content: match options.content {
+                ServedContent::Pool(options) => Content::Pool(PoolContent::new(overlay.clone(), options)),
+                ServedContent::Origin(options) => Content::Origin(ReverseProxy::new(overlay.clone(), options)?),
+            },
             overlay,
             access: ArcSwap::from_pointee(options.access),
             rates: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
@@ -69,13 +92,22 @@ impl CacheNode {
             loop {
                 tokio::time::sleep(TIDY_EVERY).await;
                 let Some(node) = tidied.upgrade() else { return };
-                node.content.tidy();
+                match &node.content {
+                    Content::Pool(content) => content.tidy(),
+                    Content::Origin(proxy) => proxy.tidy(),
+                }
                 if let Some(rates) = &node.rates {
                     rates.retain_recent();
                 }
             }
         });
-        node
+        Ok(node)
+    }
+
+    /// Whether requests with this method are forwarded to an origin, with their content.
+    fn forwards(&self, method: &Method) -> bool {
+        let is_change = !matches!(*method, Method::GET | Method::HEAD | Method::TRACE | Method::CONNECT);
+        is_change && matches!(&self.content, Content::Origin(proxy) if proxy.changes)
     }
 
     /// Replaces who may read, and opens the log again by its name.
@@ -115,43 +147,48 @@ impl CacheNode {
         if let Some(command) = path.strip_prefix(MANAGEMENT) {
             return self.manage(command, request, user).await;
         }
-        if request.method() == Method::OPTIONS {
+        let forwards = self.forwards(request.method());
+        if request.method() == Method::OPTIONS && !forwards {
             return options();
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) && !forwards {
             let mut response = reply::text(StatusCode::METHOD_NOT_ALLOWED, "this server is read-only");
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
             return response;
         }
-        let parsed = match parse(path) {
-            Ok(parsed) => parsed,
-            Err(why) => return reply::text(StatusCode::BAD_REQUEST, why),
-        };
-        let access = self.access.load();
-        match access.may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()) {
-            Verdict::Allowed { name } => *user = name,
-            refused => return unallowed(&refused),
+        match &self.content {
+            Content::Pool(content) => match self.allowed(request, user) {
+                Ok(parsed) => send(content, parsed, request, client).await,
+                Err(refused) => refused,
+            },
+            Content::Origin(proxy) => {
+                // A path of an origin may be one that no file has: it matters only if access depends on it.
+                let open = self.access.load().is_open();
+                if !open && let Err(refused) = self.allowed(request, user) {
+                    return refused;
+                }
+                let target = match open {
+                    true => uri.path_and_query().map_or(path, |target| target.as_str()).to_owned(),
+                    false => without_ours(uri),
+                };
+                proxy.answer(request, client, &target, !open).await
+            }
         }
-        drop(access);
-        self.send(parsed, request, client).await
     }
 
-    async fn send(
+    /// Returns the path of a request, if its client may read it.
+    fn allowed(
         &self,
-        parsed: RequestPath,
         request: &Request<RequestContent>,
-        client: &HttpClient,
-    ) -> Response<ReplyBody> {
-        let is_http1 = matches!(request.version(), Version::HTTP_10 | Version::HTTP_11);
-        let windows: Option<&Windows> = client.windows.as_ref().filter(|_| is_http1);
-        let wish = GetRequest {
-            method: request.method(),
-            path: request.uri().path(),
-            query: request.uri().query(),
-            headers: request.headers(),
-            windows,
-        };
-        self.content.answer(parsed, wish).await
+        user: &mut Option<String>,
+    ) -> Result<RequestPath, Response<ReplyBody>> {
+        let uri = request.uri();
+        let parsed = parse(uri.path()).map_err(|why| reply::text(StatusCode::BAD_REQUEST, why))?;
+        match self.access.load().may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()) {
+            Verdict::Allowed { name } => *user = name,
+            refused => return Err(unallowed(&refused)),
+        }
+        Ok(parsed)
     }
 
     /// Ready: requests can be answered from the fast pool, whether the pool answers or not.
@@ -161,6 +198,24 @@ impl CacheNode {
             false => reply::text(StatusCode::OK, "ready"),
         }
     }
+}
+
+async fn send(
+    content: &PoolContent,
+    parsed: RequestPath,
+    request: &Request<RequestContent>,
+    client: &HttpClient,
+) -> Response<ReplyBody> {
+    let is_http1 = matches!(request.version(), Version::HTTP_10 | Version::HTTP_11);
+    let windows: Option<&Windows> = client.windows.as_ref().filter(|_| is_http1);
+    let wish = GetRequest {
+        method: request.method(),
+        path: request.uri().path(),
+        query: request.uri().query(),
+        headers: request.headers(),
+        windows,
+    };
+    content.answer(parsed, wish).await
 }
 
 fn options() -> Response<ReplyBody> {
@@ -193,6 +248,10 @@ fn one_client(address: IpAddr) -> IpAddr {
 }
 
 impl Door for CacheNode {
+    fn content_max(&self, method: &Method) -> usize {
+        if self.forwards(method) { FORWARDED_BYTES } else { 0 }
+    }
+
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {
         let begun = Instant::now();
         let mut user = None;
@@ -231,8 +290,18 @@ fn protocol(version: Version) -> &'static str {
 
 /// Returns the target of a request, without its signature.
 fn unsigned(uri: &http::Uri) -> String {
+    without(uri, &["signature="])
+}
+
+/// Returns the target of a request, without what is for this node alone: the signature, and the time that it signs.
+fn without_ours(uri: &http::Uri) -> String {
+    let signed = uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("signature=")));
+    if signed { without(uri, &["signature=", "expires="]) } else { without(uri, &[]) }
+}
+
+fn without(uri: &http::Uri, names: &[&str]) -> String {
     let Some(query) = uri.query() else { return uri.path().to_owned() };
-    let parts: Vec<&str> = query.split('&').filter(|part| !part.starts_with("signature=")).collect();
+    let parts: Vec<&str> = query.split('&').filter(|part| !names.iter().any(|name| part.starts_with(name))).collect();
     if parts.is_empty() { uri.path().to_owned() } else { format!("{}?{}", uri.path(), parts.join("&")) }
 }
 
@@ -245,6 +314,9 @@ mod tests {
         let of = |text: &str| unsigned(&text.parse().unwrap());
         assert_eq!(of("/a?expires=1&signature=abc&x=y"), "/a?expires=1&x=y");
         assert_eq!(of("/a?signature=abc"), "/a");
+        let forwarded = |text: &str| without_ours(&text.parse().unwrap());
+        assert_eq!(forwarded("/a?expires=1&signature=abc&x=y"), "/a?x=y");
+        assert_eq!(forwarded("/a?expires=1&x=y"), "/a?expires=1&x=y");
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod conditions;
 mod directory;
 mod open_files;
 mod path;
-mod ranges;
+pub(crate) mod ranges;
 pub(crate) mod reply;
 
 use std::io;
@@ -13,17 +13,18 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath};
-use forebay_engine::{Overlay, UserGroups};
+use forebay_engine::{Overlay, ServedFile, UserGroups};
 use futures::{StreamExt, stream};
 use http::header::{self, HeaderValue};
 use http::{HeaderMap, Method, Response, StatusCode};
 
 use self::conditions::Decision;
+pub(crate) use self::conditions::Validators;
 use self::open_files::{AnswerOrigin, Found, OpenFile, ServedFiles};
 pub use self::path::{RequestPath, parse};
-use self::ranges::Wanted;
+pub(crate) use self::ranges::{Selection, Wanted};
 use crate::body::ReplyBody;
-use crate::transport::Windows;
+use crate::transport::{Mapped, MappedOwner, Windows};
 
 /// The methods that are answered.
 pub(crate) const METHODS: &str = "GET, HEAD, OPTIONS";
@@ -110,48 +111,17 @@ impl PoolContent {
         let mut response = Response::new(ReplyBody::empty());
         let headers = response.headers_mut();
         describe(file, (origin, confirmed), headers);
-        let range = match conditions::decide(wish.headers, &file.etag, file.modified) {
-            Decision::Failed => {
-                *response.status_mut() = StatusCode::PRECONDITION_FAILED;
+        let version = Validators { etag: Some(&file.etag), modified: Some(file.modified) };
+        let wanted = match wanted(wish.method, wish.headers, version, size) {
+            Ok(wanted) => wanted,
+            Err(status) => {
+                *response.status_mut() = status;
                 return response;
             }
-            Decision::NotModified => {
-                *response.status_mut() = StatusCode::NOT_MODIFIED;
-                return response;
-            }
-            Decision::Send { ranges } => ranges.then(|| wish.headers.get(header::RANGE)).flatten(),
         };
-        let wanted = match range.filter(|_| *wish.method == Method::GET) {
-            Some(range) => ranges::wanted(range, size),
-            None => Wanted::Whole,
-        };
+        response.headers_mut().insert(header::CONTENT_TYPE, file.content_type.clone());
+        let Some(Selection { parts, length }) = ranges::select(wanted, size, &mut response) else { return response };
         let headers = response.headers_mut();
-        let parts = match wanted {
-            Wanted::Whole => {
-                headers.insert(header::CONTENT_TYPE, file.content_type.clone());
-                vec![(Bytes::new(), 0..size)]
-            }
-            Wanted::None => {
-                headers.insert(header::CONTENT_RANGE, reply::value(format!("bytes */{size}")));
-                *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
-                return response;
-            }
-            Wanted::One(range) => {
-                headers.insert(header::CONTENT_TYPE, file.content_type.clone());
-                headers.insert(header::CONTENT_RANGE, reply::value(ranges::content_range(&range, size)));
-                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-                vec![(Bytes::new(), range)]
-            }
-            Wanted::Several(ranges) => {
-                let (content_type, parts) = ranges::multipart(&ranges, size, &file.content_type);
-                headers.insert(header::CONTENT_TYPE, content_type);
-                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-                parts
-            }
-        };
-        let length = parts.iter().map(|(head, range)| head.len() as u64 + (range.end - range.start)).sum::<u64>();
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         if matches!(origin, AnswerOrigin::Pool | AnswerOrigin::Fetched) {
             let mut wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
             let hit = origin == AnswerOrigin::Pool && wanted.all(|range| file.served.has(range));
@@ -195,10 +165,49 @@ fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), heade
     headers.insert(reply::CACHE_STATUS, status);
 }
 
+/// Returns what a GET or HEAD request wants of a version, or the status of a response without content.
+pub(crate) fn wanted(
+    method: &Method,
+    headers: &HeaderMap,
+    version: Validators<'_>,
+    size: u64,
+) -> Result<Wanted, StatusCode> {
+    let range = match conditions::decide(headers, version) {
+        Decision::Failed => return Err(StatusCode::PRECONDITION_FAILED),
+        Decision::NotModified => return Err(StatusCode::NOT_MODIFIED),
+        Decision::Send { ranges } => ranges.then(|| headers.get(header::RANGE)).flatten(),
+    };
+    Ok(range.filter(|_| method == Method::GET).map_or(Wanted::Whole, |range| ranges::wanted(range, size)))
+}
+
+/// An open file of which responses have a part.
+pub(crate) trait BodySource: MappedOwner {
+    fn served(&self) -> &ServedFile;
+}
+
+impl BodySource for OpenFile {
+    fn served(&self) -> &ServedFile {
+        &self.served
+    }
+}
+
+/// Returns the mapping of a file, if all of it is resident.
+pub(crate) fn lendable(file: &ServedFile) -> Option<Mapped> {
+    let content = file.resident()?;
+    match Mapped::new(content.file.clone()) {
+        Ok(mapped) if mapped.len() >= file.size => Some(mapped),
+        Ok(_) => None,
+        Err(error) => {
+            tracing::warn!("a content file cannot be mapped, and is read instead: {error}");
+            None
+        }
+    }
+}
+
 /// Returns the body of parts, each with a head. Reads the first bytes before the response begins, so that an error can
 /// still be told.
-async fn body(
-    file: &Arc<OpenFile>,
+pub(crate) async fn body<T: BodySource>(
+    file: &Arc<T>,
     parts: Vec<(Bytes, std::ops::Range<u64>)>,
     length: u64,
     windows: Option<&Windows>,
@@ -212,7 +221,7 @@ async fn body(
         {
             return Ok(ReplyBody::from(lent));
         }
-        let first = file.served.read(range.start, bytes.min(PIECE_BYTES.into()) as u32).await?;
+        let first = file.served().read(range.start, bytes.min(PIECE_BYTES.into()) as u32).await?;
         if first.len() as u64 == bytes {
             return Ok(ReplyBody::from(first));
         }
@@ -232,15 +241,15 @@ async fn body(
     Ok(ReplyBody::pieces(pieces, Some(length)))
 }
 
-fn lend(file: &Arc<OpenFile>, range: &std::ops::Range<u64>, windows: Option<&Windows>) -> Option<Bytes> {
+fn lend<T: BodySource>(file: &Arc<T>, range: &std::ops::Range<u64>, windows: Option<&Windows>) -> Option<Bytes> {
     let lent = windows?.lend(file, range.start, range.end - range.start)?;
-    file.served.count_sent(range.end - range.start);
+    file.served().count_sent(range.end - range.start);
     Some(lent)
 }
 
 /// Reads a range piece by piece.
-fn pieces(
-    file: Arc<OpenFile>,
+fn pieces<T: BodySource>(
+    file: Arc<T>,
     range: std::ops::Range<u64>,
 ) -> impl futures::Stream<Item = io::Result<Bytes>> + Send + 'static {
     stream::try_unfold((file, range), |(file, range)| async move {
@@ -248,7 +257,7 @@ fn pieces(
             return Ok(None);
         }
         let bytes = (range.end - range.start).min(PIECE_BYTES.into()) as u32;
-        let piece = file.served.read(range.start, bytes).await.map_err(|error| {
+        let piece = file.served().read(range.start, bytes).await.map_err(|error| {
             tracing::warn!("a response ends early: {error}");
             io::Error::other(error)
         })?;

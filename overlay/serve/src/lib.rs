@@ -7,6 +7,7 @@
 //! | `tls` | the certificate that clients see |
 //! | `body` | the bodies of responses |
 //! | `content` | the pool's files: ranges, conditions, directories, what stays open |
+//! | `proxy` | the responses of a web server, kept as RFC 9111 allows |
 //! | `cache_node` | content for any client: rates, health, purge and prefetch |
 //! | `access` | who may read what: bearer tokens, signed URLs |
 //! | `access_log` | the log of requests |
@@ -23,15 +24,17 @@ mod dashboard;
 mod listener;
 pub mod metrics;
 pub mod page;
+mod proxy;
 mod tls;
 mod transport;
 
 pub use access::AccessRules;
 pub use access_log::{AccessLog, LogFormat};
 pub use body::ReplyBody;
-pub use cache_node::{CacheNode, CacheNodeOptions};
+pub use cache_node::{CacheNode, CacheNodeOptions, ServedContent};
 pub use content::{ContentOptions, RequestPath, parse};
 pub use dashboard::Dashboard;
 pub use listener::{Door, HttpClient, Listener, ListenerLimits, RequestContent};
+pub use proxy::{FreshnessOptions, ProxyOptions, check_origin};
 pub use tls::Certificate;
 pub use transport::{Mapped, MappedOwner, Windows};

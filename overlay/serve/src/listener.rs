@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
@@ -40,24 +41,31 @@ pub trait Door: Send + Sync + 'static {
         request: Request<RequestContent>,
         client: HttpClient,
     ) -> impl Future<Output = Response<ReplyBody>> + Send;
+
+    /// The most bytes of content that a request with this method may have.
+    fn content_max(&self, _method: &Method) -> usize {
+        0
+    }
 }
 
-/// Whether a request has content. No request that is answered has any, and a proxy before this server may see another
-/// request in content (RFC 9110, section 9.3.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The content of a request. A request for a file has none, and a proxy before this server may see another request in
+/// content (RFC 9110, section 9.3.1).
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestContent {
     None,
-    Some,
+    Some(Bytes),
+    /// There is more than the door takes.
+    TooLong,
     /// The end of the request does not come.
     Late,
 }
 
 impl RequestContent {
-    /// Returns the last response of a connection, if the request has content.
-    pub fn refused(self) -> Option<Response<ReplyBody>> {
+    /// Returns the last response of a connection, if the request has content that is not taken.
+    pub fn refused(&self) -> Option<Response<ReplyBody>> {
         let mut response = match self {
-            Self::None => return None,
-            Self::Some => text(StatusCode::BAD_REQUEST, "a request here has no content"),
+            Self::None | Self::Some(_) => return None,
+            Self::TooLong => text(StatusCode::BAD_REQUEST, "a request here has no content, or less of it"),
             Self::Late => text(StatusCode::REQUEST_TIMEOUT, "the end of the request does not come"),
         };
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -249,7 +257,8 @@ async fn exchange(
         let (door, client) = (door.clone(), client.clone());
         async move {
             let (head, content) = request.into_parts();
-            let content = tokio::time::timeout(within, read_content(&head, content)).await;
+            let most = door.content_max(&head.method);
+            let content = tokio::time::timeout(within, read_content(&head, content, most)).await;
             let request = Request::from_parts(head, content.unwrap_or(RequestContent::Late));
             Ok::<_, Infallible>(door.answer(request, client).await)
         }
@@ -259,20 +268,34 @@ async fn exchange(
     watcher.watch(connection).await.map_err(|error| error.to_string())
 }
 
-/// Returns whether a request has content.
-async fn read_content(head: &Parts, mut content: Incoming) -> RequestContent {
+/// Reads the content of a request, at most so many bytes.
+async fn read_content(head: &Parts, mut content: Incoming, most: usize) -> RequestContent {
     if head.version != Version::HTTP_2 {
         let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
         let any = head.headers.contains_key(TRANSFER_ENCODING) || lengths.any(|length| length != "0");
-        return if any { RequestContent::Some } else { RequestContent::None };
+        match any {
+            false => return RequestContent::None,
+            true if most == 0 => return RequestContent::TooLong,
+            true => {}
+        }
     }
-    // What is wrong with a stream may come with its end. A stream with an error has ended, and nobody gets the answer.
-    let mut bytes = 0;
-    while let Some(Ok(frame)) = content.frame().await {
-        bytes += frame.data_ref().map_or(0, |data| data.len());
-        if bytes > CONTENT_BYTES {
+    let mut bytes = BytesMut::new();
+    loop {
+        match content.frame().await {
+            None => break,
+            Some(Ok(frame)) => bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+            // What is wrong with a stream may come with its end. A stream with an error has ended, and nobody gets the
+            // answer.
+            Some(Err(_)) if most == 0 => break,
+            Some(Err(_)) => return RequestContent::Late,
+        }
+        if bytes.len() > most.max(CONTENT_BYTES) {
             break;
         }
     }
-    if bytes > 0 { RequestContent::Some } else { RequestContent::None }
+    match bytes.len() {
+        0 => RequestContent::None,
+        length if length > most => RequestContent::TooLong,
+        _ => RequestContent::Some(bytes.freeze()),
+    }
 }

@@ -6,7 +6,7 @@ use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
-use super::{CacheNode, unallowed};
+use super::{CacheNode, Content, unallowed};
 use crate::access::Verdict;
 use crate::body::ReplyBody;
 use crate::content::{failed, parse, reply};
@@ -18,7 +18,7 @@ const LEASE_OWNER: &str = "http-prefetch";
 const LEASE_SECONDS: u64 = 3600;
 
 /// The answer to a purge or prefetch.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Managed {
     files: u64,
     bytes: u64,
@@ -35,7 +35,8 @@ fn json(status: StatusCode, managed: &Managed) -> Response<ReplyBody> {
 }
 
 impl CacheNode {
-    /// `POST /.forebay/purge/PATH` and `POST /.forebay/prefetch/PATH`: the path, and everything below it.
+    /// `POST /.forebay/purge/PATH` and `POST /.forebay/prefetch/PATH`: the path, and everything below it. Only one URL of an
+    /// origin is prefetched, since nothing tells what is below it.
     pub(super) async fn manage(
         &self,
         command: &str,
@@ -51,7 +52,8 @@ impl CacheNode {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
             return response;
         }
-        let path = match parse(if path.is_empty() { "/" } else { path }) {
+        let target = if path.is_empty() { "/" } else { path };
+        let path = match parse(target) {
             Ok(parsed) => parsed.path,
             Err(why) => return reply::text(StatusCode::BAD_REQUEST, why),
         };
@@ -59,11 +61,31 @@ impl CacheNode {
             Verdict::Allowed { name } => *user = name,
             refused => return unallowed(&refused),
         }
+        let content = match &self.content {
+            Content::Pool(content) => content,
+            Content::Origin(proxy) if verb == "purge" => {
+                return match proxy.purge(target).await {
+                    Ok(files) => json(StatusCode::OK, &Managed { files, ..Managed::default() }),
+                    Err(error) => failed(&error),
+                };
+            }
+            Content::Origin(proxy) => {
+                let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+                return match proxy.prefetch(&format!("{target}{query}")).await {
+                    Ok(bytes) => json(StatusCode::OK, &Managed { files: 1, bytes, ..Managed::default() }),
+                    Err(status) => {
+                        let message = format!("the origin's response is not kept: {status}");
+                        let managed = Managed { failed: 1, message: Some(message), ..Managed::default() };
+                        json(StatusCode::BAD_GATEWAY, &managed)
+                    }
+                };
+            }
+        };
         if verb == "purge" {
-            self.content.forget_below(&path);
+            content.forget_below(&path);
             return match self.overlay.purge(&path).await {
                 Ok(purged) => {
-                    let managed = Managed { files: purged.files, bytes: purged.bytes, failed: 0, message: None };
+                    let managed = Managed { files: purged.files, bytes: purged.bytes, ..Managed::default() };
                     json(StatusCode::OK, &managed)
                 }
                 Err(error) => failed(&error),

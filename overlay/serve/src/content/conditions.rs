@@ -5,6 +5,9 @@ use std::time::SystemTime;
 use headers::{ETag, Header, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince};
 use http::{HeaderMap, HeaderValue};
 
+/// A condition that every version meets.
+const ANY: &str = "*";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// 412
@@ -15,39 +18,59 @@ pub enum Decision {
     Send { ranges: bool },
 }
 
-/// Decides for a GET or HEAD request and the version with this tag, changed at `modified`, in whole seconds. A condition
-/// that is malformed counts as absent, except for `If-Match`: that is never met then, since it protects against acting on
-/// another version.
-pub fn decide(request: &HeaderMap, etag: &ETag, modified: SystemTime) -> Decision {
-    if request.contains_key(IfMatch::name()) {
-        let met = request.typed_get::<IfMatch>().is_some_and(|condition| condition.precondition_passes(etag));
+/// What tells versions of a file apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Validators<'a> {
+    pub etag: Option<&'a ETag>,
+    /// When it was changed last, in whole seconds.
+    pub modified: Option<SystemTime>,
+}
+
+/// Decides for a GET or HEAD request and the version with these validators. A condition that is malformed, or about a
+/// validator that there is not, counts as absent, except for `If-Match`: that is never met then, since it protects against
+/// acting on another version.
+pub fn decide(request: &HeaderMap, version: Validators<'_>) -> Decision {
+    let Validators { etag, modified } = version;
+    if let Some(value) = request.get(IfMatch::name()) {
+        let met = match etag {
+            Some(etag) => request.typed_get::<IfMatch>().is_some_and(|condition| condition.precondition_passes(etag)),
+            None => value == ANY,
+        };
         if !met {
             return Decision::Failed;
         }
-    } else if let Some(condition) = request.typed_get::<IfUnmodifiedSince>()
+    } else if let (Some(condition), Some(modified)) = (request.typed_get::<IfUnmodifiedSince>(), modified)
         && !condition.precondition_passes(modified)
     {
         return Decision::Failed;
     }
-    if request.contains_key(IfNoneMatch::name()) {
-        let met = request.typed_get::<IfNoneMatch>().is_none_or(|condition| condition.precondition_passes(etag));
+    if let Some(value) = request.get(IfNoneMatch::name()) {
+        let met = match etag {
+            Some(etag) => {
+                request.typed_get::<IfNoneMatch>().is_none_or(|condition| condition.precondition_passes(etag))
+            }
+            None => value != ANY,
+        };
         if !met {
             return Decision::NotModified;
         }
-    } else if let Some(condition) = request.typed_get::<IfModifiedSince>()
+    } else if let (Some(condition), Some(modified)) = (request.typed_get::<IfModifiedSince>(), modified)
         && !condition.is_modified(modified)
     {
         return Decision::NotModified;
     }
-    Decision::Send { ranges: request.get(IfRange::name()).is_none_or(|value| has_that(value, etag, modified)) }
+    Decision::Send { ranges: request.get(IfRange::name()).is_none_or(|value| has_that(value, version)) }
 }
 
 /// Whether the client of an `If-Range` has a part of this version. A date must be exactly that of the version.
-fn has_that(value: &HeaderValue, etag: &ETag, modified: SystemTime) -> bool {
+fn has_that(value: &HeaderValue, version: Validators<'_>) -> bool {
     let Ok(text) = value.to_str() else { return false };
     match httpdate::parse_http_date(text) {
-        Ok(date) => date == modified,
-        Err(_) => IfRange::decode(&mut std::iter::once(value)).is_ok_and(|tag| !tag.is_modified(Some(etag), None)),
+        Ok(date) => version.modified == Some(date),
+        Err(_) => {
+            let tag = IfRange::decode(&mut std::iter::once(value));
+            version.etag.is_some_and(|etag| tag.is_ok_and(|tag| !tag.is_modified(Some(etag), None)))
+        }
     }
 }
 
@@ -137,7 +160,8 @@ mod tests {
                 map.insert(name.clone(), HeaderValue::from_str(value).unwrap());
             }
             let etag: ETag = "\"a\"".parse().unwrap();
-            let got = decide(&map, &etag, UNIX_EPOCH + Duration::from_secs(MODIFIED));
+            let modified = Some(UNIX_EPOCH + Duration::from_secs(MODIFIED));
+            let got = decide(&map, Validators { etag: Some(&etag), modified });
             // A tag with a comma is not split by the plain reading: none of the tested versions has it.
             prop_assert_eq!(got, plain(&request, "a", MODIFIED), "{:?}", request);
         }
@@ -148,6 +172,24 @@ mod tests {
         let mut map = HeaderMap::new();
         map.insert(header::IF_MATCH, HeaderValue::from_static("a"));
         let etag: ETag = "\"a\"".parse().unwrap();
-        assert_eq!(decide(&map, &etag, UNIX_EPOCH), Decision::Failed);
+        let modified = Some(UNIX_EPOCH);
+        assert_eq!(decide(&map, Validators { etag: Some(&etag), modified }), Decision::Failed);
+    }
+
+    #[test]
+    fn a_version_without_validators_meets_only_what_every_version_meets() {
+        let none = Validators { etag: None, modified: None };
+        for (name, value, expected) in [
+            (header::IF_MATCH, "*", Decision::Send { ranges: true }),
+            (header::IF_MATCH, "\"a\"", Decision::Failed),
+            (header::IF_NONE_MATCH, "*", Decision::NotModified),
+            (header::IF_NONE_MATCH, "\"a\"", Decision::Send { ranges: true }),
+            (header::IF_MODIFIED_SINCE, "Sun, 06 Nov 1994 08:49:37 GMT", Decision::Send { ranges: true }),
+            (header::IF_UNMODIFIED_SINCE, "Sun, 06 Nov 1994 08:49:37 GMT", Decision::Send { ranges: true }),
+            (header::IF_RANGE, "\"a\"", Decision::Send { ranges: false }),
+        ] {
+            let map = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(value))]);
+            assert_eq!(decide(&map, none), expected, "{name}: {value}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::directory::time;
-use super::reply;
+use super::{lendable, reply};
 use crate::transport::{Mapped, MappedOwner};
 
 /// The most files that stay open although no response uses them: each holds a descriptor, and its content cannot be
@@ -249,16 +249,7 @@ impl OpenFile {
 impl MappedOwner for OpenFile {
     /// Returns the mapping of the content file, if all of it is resident.
     fn mapped(&self) -> Option<&Mapped> {
-        let content = self.served.resident()?;
-        let map = || match Mapped::new(content.file.clone()) {
-            Ok(mapped) if mapped.len() >= self.served.size => Some(mapped),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::warn!("a content file cannot be mapped, and is read instead: {error}");
-                None
-            }
-        };
-        self.mapped.get_or_init(map).as_ref()
+        self.mapped.get_or_init(|| lendable(&self.served)).as_ref()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderValue, Response, StatusCode, header};
 
 use super::reply;
 
@@ -11,6 +11,8 @@ use super::reply;
 /// costs a head of its own.
 const RANGES_MAX: usize = 64;
 const UNIT: &str = "bytes=";
+/// The type of content of which nothing else is known.
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
 /// What a request wants of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,6 +84,42 @@ fn number(text: &str) -> Option<Option<u64>> {
         return Some(None);
     }
     text.bytes().all(|b| b.is_ascii_digit()).then(|| Some(text.parse().unwrap_or(u64::MAX)))
+}
+
+/// The part of a file that a response has.
+pub struct Selection {
+    /// Each with a head.
+    pub parts: Vec<(Bytes, Range<u64>)>,
+    /// Bytes of all.
+    pub length: u64,
+}
+
+/// Selects what is wanted of a file, and sets status and headers of the response; `None` if there is no such part.
+pub fn select<T>(wanted: Wanted, size: u64, response: &mut Response<T>) -> Option<Selection> {
+    let parts = match wanted {
+        Wanted::Whole => vec![(Bytes::new(), 0..size)],
+        Wanted::None => {
+            response.headers_mut().remove(header::CONTENT_TYPE);
+            response.headers_mut().insert(header::CONTENT_RANGE, reply::value(format!("bytes */{size}")));
+            *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+            return None;
+        }
+        Wanted::One(range) => {
+            response.headers_mut().insert(header::CONTENT_RANGE, reply::value(content_range(&range, size)));
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            vec![(Bytes::new(), range)]
+        }
+        Wanted::Several(ranges) => {
+            let of_each = response.headers().get(header::CONTENT_TYPE).cloned();
+            let (content_type, parts) = multipart(&ranges, size, &of_each.unwrap_or(OCTETS));
+            response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            parts
+        }
+    };
+    let length = parts.iter().map(|(head, range)| head.len() as u64 + (range.end - range.start)).sum::<u64>();
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    Some(Selection { parts, length })
 }
 
 pub fn content_range(range: &Range<u64>, size: u64) -> String {

@@ -1,0 +1,323 @@
+//! One question to the origin for all clients that want the answer now.
+//!
+//! A flight does not end with the client that began it. Its response is written to the fast pool, and each client reads what
+//! has been written: the first byte does not wait for the last, and a slow client delays no other.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use futures::{Stream, stream};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+
+use super::freshness::{Freshness, Use};
+use super::head::{Head, said_of, vary_of};
+use super::origin::{NoAnswer, Origin, OriginRequest, OriginResponse, without_conditions};
+use super::store::{ResponseStore, Stored, Unfinished};
+
+/// One read of what was written.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// How far a flight is.
+#[derive(Clone)]
+pub enum Stage {
+    Asking,
+    /// The body is coming.
+    Coming(Arc<Coming>),
+    /// What is kept by now is fresh: another flight has just ended.
+    Kept(Arc<Stored>),
+    /// The origin confirmed what is kept.
+    Confirmed(Arc<Stored>),
+    /// The origin fails, and what is kept may be used.
+    StandIn(Arc<Stored>),
+    /// The answer is for one client: others ask for themselves.
+    Alone,
+    Failed(NoAnswer),
+}
+
+/// A response whose body is coming.
+pub struct Coming {
+    pub head: Head,
+    pub fresh: Freshness,
+    /// The length of the body, if it is known.
+    pub length: Option<u64>,
+    file: Unfinished,
+    progress: watch::Sender<Progress>,
+}
+
+/// How much of a body has come.
+#[derive(Clone)]
+pub struct Progress {
+    pub bytes: u64,
+    pub end: BodyEnd,
+}
+
+#[derive(Clone)]
+pub enum BodyEnd {
+    NotYet,
+    /// All has come. `None`: it was evicted at once.
+    Whole(Option<Arc<Stored>>),
+    Broken,
+}
+
+/// A question to the origin.
+pub struct Flight {
+    /// Path and query.
+    target: String,
+    stage: watch::Sender<Stage>,
+    /// What is kept was removed meanwhile: the answer may be older than the reason.
+    outdated: Mutex<bool>,
+}
+
+/// What a flight asks for.
+pub struct Question {
+    /// Path and query.
+    pub target: String,
+    /// The request of the client that began it.
+    pub request: HeaderMap,
+    /// What is forwarded of it.
+    pub forwarded: HeaderMap,
+    /// What is kept, and may be confirmed.
+    pub stored: Option<Arc<Stored>>,
+}
+
+impl Flight {
+    pub fn new(target: &str) -> Arc<Self> {
+        let stage = watch::Sender::new(Stage::Asking);
+        Arc::new(Self { target: target.to_owned(), stage, outdated: Mutex::new(false) })
+    }
+
+    pub fn is_of(&self, target: &str) -> bool {
+        self.target == target
+    }
+
+    /// Whether the head of the answer has not come yet.
+    pub fn is_asking(&self) -> bool {
+        matches!(*self.stage.borrow(), Stage::Asking)
+    }
+
+    /// The answer is not kept.
+    pub fn outdate(&self) {
+        *self.outdated.lock() = true;
+    }
+
+    /// Waits for the head of the answer.
+    pub async fn stage(&self) -> Stage {
+        let mut stages = self.stage.subscribe();
+        let known = stages.wait_for(|stage| !matches!(stage, Stage::Asking)).await;
+        known.map_or(Stage::Alone, |stage| stage.clone())
+    }
+
+    /// Asks the origin, and keeps its answer. `direct` gets an answer that is for the first client alone.
+    pub async fn fly(
+        self: Arc<Self>,
+        origin: Arc<Origin>,
+        store: Arc<ResponseStore>,
+        question: Question,
+        direct: oneshot::Sender<OriginResponse>,
+    ) {
+        let stage = StageTeller(&self);
+        if let (_, Some(found)) = store.find(&question.target, &question.request).await
+            && found.fresh.for_request(&question.request, SystemTime::now()) == Use::Fresh
+        {
+            return stage.tell(Stage::Kept(found));
+        }
+        let mut headers = question.forwarded.clone();
+        without_conditions(&mut headers);
+        if let Some(stored) = &question.stored {
+            ask_to_confirm(&mut headers, &stored.head.headers);
+        }
+        let mut answer = ask(&origin, &question.target, headers.clone()).await;
+        if let (Some(stored), Ok(response)) = (&question.stored, &answer)
+            && response.head.status == StatusCode::NOT_MODIFIED
+        {
+            match stored.head.confirmed(&response.head, response.asked) {
+                Some(head) => {
+                    let stored = store.confirm(stored, head).await;
+                    return stage.tell(Stage::Confirmed(stored));
+                }
+                // It confirms something else. Ask for all of it.
+                None => {
+                    without_conditions(&mut headers);
+                    answer = ask(&origin, &question.target, headers).await;
+                }
+            }
+        }
+        let failed = answer.as_ref().map_or(true, |response| response.head.status.is_server_error());
+        if let Some(stored) =
+            question.stored.as_ref().filter(|stored| failed && stored.fresh.may_stand_in(SystemTime::now()))
+        {
+            return stage.tell(Stage::StandIn(stored.clone()));
+        }
+        let mut response = match answer {
+            Ok(response) => response,
+            Err(why) => return stage.tell(Stage::Failed(why)),
+        };
+        let Some(coming) = self.begin(&store, &question, &response).await else {
+            // The client may have gone.
+            let _ = direct.send(response);
+            return stage.tell(Stage::Alone);
+        };
+        let coming = Arc::new(coming);
+        stage.tell(Stage::Coming(coming.clone()));
+        let whole = coming.receive(&mut response).await;
+        let outdated = *self.outdated.lock();
+        let end = match whole {
+            false => BodyEnd::Broken,
+            true if outdated => BodyEnd::Whole(None),
+            true => BodyEnd::Whole(coming.file.finish(&store, coming.head.clone()).await.unwrap_or_else(|e| {
+                tracing::warn!("a response is not kept: {e}");
+                None
+            })),
+        };
+        coming.progress.send_modify(|progress| progress.end = end);
+    }
+
+    /// Begins to keep a response; `None` if it is not to be kept.
+    async fn begin(&self, store: &ResponseStore, question: &Question, response: &OriginResponse) -> Option<Coming> {
+        let names = vary_of(&response.head.headers)?;
+        let varied: Vec<_> = names
+            .into_iter()
+            .map(|name| {
+                let said = said_of(&question.request, &name);
+                (name, said)
+            })
+            .collect();
+        let mut head = Head::new(&response.head, varied, response.asked);
+        head.authorized = question.request.contains_key(header::AUTHORIZATION);
+        let fresh = Freshness::of(&head, store.options());
+        if !fresh.is_storable() || response.length.is_some_and(|length| length > store.largest()) {
+            return None;
+        }
+        let begun = async { store.begin(store.place_for(&question.target, &head.varied).await?).await };
+        match begun.await {
+            Ok(file) => {
+                let progress = watch::Sender::new(Progress { bytes: 0, end: BodyEnd::NotYet });
+                Some(Coming { head, fresh, length: response.length, file, progress })
+            }
+            Err(e) => {
+                tracing::warn!("a response is not kept: {e}");
+                None
+            }
+        }
+    }
+}
+
+/// Tells those that wait for a flight how far it is. If it ends without an answer, they ask for themselves.
+struct StageTeller<'a>(&'a Flight);
+
+impl StageTeller<'_> {
+    fn tell(&self, stage: Stage) {
+        self.0.stage.send_replace(stage);
+    }
+}
+
+impl Drop for StageTeller<'_> {
+    fn drop(&mut self) {
+        if self.0.is_asking() {
+            self.tell(Stage::Alone);
+        }
+    }
+}
+
+async fn ask(origin: &Origin, target: &str, headers: HeaderMap) -> Result<OriginResponse, NoAnswer> {
+    origin.send(OriginRequest { method: Method::GET, target: target.to_owned(), headers, content: Bytes::new() }).await
+}
+
+/// Adds the conditions by which the origin confirms a response (RFC 9111, section 4.3.1).
+fn ask_to_confirm(headers: &mut HeaderMap, stored: &HeaderMap) {
+    for (condition, validator) in
+        [(header::IF_NONE_MATCH, header::ETAG), (header::IF_MODIFIED_SINCE, header::LAST_MODIFIED)]
+    {
+        if let Some(value) = stored.get(validator) {
+            headers.insert(condition, value.clone());
+        }
+    }
+}
+
+impl Coming {
+    /// Writes the body as it comes. Returns whether all of it came.
+    async fn receive(&self, response: &mut OriginResponse) -> bool {
+        loop {
+            let piece = match response.piece().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => return self.length.is_none_or(|length| length == self.progress.borrow().bytes),
+                Err(_) => return false,
+            };
+            match self.file.append(piece).await {
+                Ok(bytes) => self.progress.send_modify(|progress| progress.bytes = bytes),
+                Err(e) => {
+                    tracing::warn!("a response is cut off: {e}");
+                    return false;
+                }
+            }
+        }
+    }
+
+    pub fn progress(&self) -> Progress {
+        self.progress.borrow().clone()
+    }
+
+    /// Waits until the body has come to its end.
+    pub async fn end(&self) -> BodyEnd {
+        let mut progress = self.progress.subscribe();
+        let ended = progress.wait_for(|progress| !matches!(progress.end, BodyEnd::NotYet)).await;
+        ended.map_or(BodyEnd::Broken, |progress| progress.end.clone())
+    }
+
+    /// Returns a part of the body, as it comes. A part without an end goes to the end of the body.
+    pub fn pieces(self: &Arc<Self>, part: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        let progress = self.progress.subscribe();
+        stream::try_unfold((self.clone(), progress, part), |(coming, mut progress, part)| async move {
+            if part.is_empty() {
+                return Ok(None);
+            }
+            let there = progress
+                .wait_for(|progress| progress.bytes > part.start || !matches!(progress.end, BodyEnd::NotYet))
+                .await
+                .map(|progress| progress.clone())
+                .map_err(io::Error::other)?;
+            if there.bytes <= part.start {
+                return match there.end {
+                    BodyEnd::Whole(_) if part.end == u64::MAX => Ok(None),
+                    _ => Err(io::ErrorKind::UnexpectedEof.into()),
+                };
+            }
+            let bytes = (there.bytes.min(part.end) - part.start).min(PIECE_BYTES);
+            let piece = coming.file.read(part.start, bytes as u32).await.map_err(io::Error::other)?;
+            if piece.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let rest = part.start + piece.len() as u64..part.end;
+            Ok(Some((piece, (coming, progress, rest))))
+        })
+    }
+}
+
+/// Returns where responses to this URL were kept that a changed resource makes worthless: the URL itself, and the URLs that
+/// the answer names on the same origin (RFC 9111, section 4.4).
+pub fn outdated_by(target: &str, answer: &HeaderMap, host: Option<&HeaderValue>) -> Vec<String> {
+    let mut targets = vec![target.to_owned()];
+    let names: [HeaderName; 2] = [header::LOCATION, header::CONTENT_LOCATION];
+    for value in names.iter().filter_map(|name| answer.get(name)?.to_str().ok()) {
+        let at = url::Url::parse("http://origin/").and_then(|base| base.join(target)?.join(value));
+        let Ok(at) = at else { continue };
+        let authority = at.host_str().map(|name| match at.port() {
+            Some(port) => format!("{name}:{port}"),
+            None => name.to_owned(),
+        });
+        let same = authority.as_deref() == Some("origin") || authority.as_deref() == host.and_then(|h| h.to_str().ok());
+        if same {
+            targets.push(match at.query() {
+                Some(query) => format!("{}?{query}", at.path()),
+                None => at.path().to_owned(),
+            });
+        }
+    }
+    targets
+}

@@ -1,0 +1,352 @@
+//! A cache node as a reverse proxy, in front of real web servers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use forebay_tests::cache_node::{Got, Node, curl};
+use forebay_tests::http;
+use forebay_tests::mount::{Place, content};
+use forebay_tests::process;
+use forebay_tests::servers::origin::{CacheTest, Origin, run_cache_tests};
+use rand::{Rng, SeedableRng};
+
+const MIB: usize = 1 << 20;
+
+fn node(origin: &Origin, place: &Place, words: &[&str]) -> Node {
+    Node::start(&origin.url(), &place.fast(), &[&["--reverse-proxy"], words].concat())
+}
+
+fn cache_status(got: &Got) -> &str {
+    got.header("cache-status").strip_prefix("forebay; ").unwrap_or_default()
+}
+
+/// Tests of the suite that a node does not pass, with the reason.
+const NOT_PASSED: &[(&str, &str)] =
+    &[("headers-store-Set-Cookie", "a cookie is for one user, unless the response says `public`")];
+
+/// SEMANTICS 108: "A response is used for another request only if RFC 9111 and the headers of the response allow it."
+#[test]
+fn the_conformance_suite_passes() {
+    let (origin, place) = (Origin::cache_tests(), Place::new());
+    let node = node(&origin, &place, &["--forward-changes"]);
+    let verdicts = run_cache_tests(&node.url(""));
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for test in &verdicts {
+        *counts.entry((&test.kind, &test.verdict)).or_default() += 1;
+    }
+    println!("{counts:?}");
+    let bad = |test: &&CacheTest| test.kind == "required" && test.verdict != "pass";
+    for test in verdicts.iter().filter(|test| test.verdict != "pass") {
+        println!("{} ({}): {} {}", test.id, test.kind, test.verdict, test.why);
+    }
+    let bad: Vec<&str> = verdicts.iter().filter(bad).map(|test| &*test.id).collect();
+    let known: Vec<&str> = NOT_PASSED.iter().map(|(id, _)| *id).collect();
+    assert_eq!(bad, known);
+}
+
+/// SEMANTICS 109: "Clients that ask for the same response at the same time cost the web server one request, if the response may be kept."
+#[test]
+fn many_clients_of_one_cold_response_cost_one_request() {
+    let origin = Origin::nginx("location / { add_header Cache-Control max-age=3600; limit_rate 4m; }");
+    let bytes = content(1, 6 * MIB);
+    fs::write(origin.files().join("large"), &bytes).unwrap();
+    let place = Place::new();
+    let node = node(&origin, &place, &[]);
+    let (bytes, url) = (Arc::new(bytes), node.url("/large"));
+    let all = Arc::new(Barrier::new(40));
+    let clients: Vec<_> = (0..40)
+        .map(|client: usize| {
+            let (bytes, url, all) = (bytes.clone(), url.clone(), all.clone());
+            thread::spawn(move || {
+                all.wait();
+                // Half of them want a part.
+                let (from, to) = (client * 100_000, client * 120_000 + 70_000);
+                let range = format!("{from}-{to}");
+                let got = match client % 2 {
+                    0 => curl(&url, &[]),
+                    _ => curl(&url, &["-r", &range]),
+                };
+                let wanted = if client % 2 == 0 { &bytes[..] } else { &bytes[from..=to] };
+                assert_eq!((got.code, got.body.len()), (0, wanted.len()), "{client}: {}", got.head);
+                assert!(got.body == wanted, "{client}");
+                cache_status(&got).to_owned()
+            })
+        })
+        .collect();
+    let said: Vec<String> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    assert_eq!(said.iter().filter(|said| *said == "fwd=uri-miss; stored").count(), 1, "{said:?}");
+    assert_eq!(origin.requests("/large"), ["GET /large 200 -"]);
+    let got = curl(&url, &["-r", "-5"]);
+    assert!(got.status == 206 && got.body == bytes[bytes.len() - 5..] && cache_status(&got).starts_with("hit; ttl=35"));
+}
+
+#[test]
+fn the_first_byte_does_not_wait_for_the_last() {
+    let origin = Origin::nginx("location / { add_header Cache-Control max-age=60; limit_rate 500k; }");
+    fs::write(origin.files().join("f"), content(1, 4 * MIB)).unwrap();
+    let place = Place::new();
+    let node = node(&origin, &place, &[]);
+    let head = http::get_until(node.address, "/f", |text| text.len() > 100_000).unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"));
+    // Its client has gone: the response is kept all the same, though not yet.
+    let got = curl(&node.url("/f"), &["-r", "0-9"]);
+    assert_eq!((got.status, cache_status(&got)), (206, "fwd=uri-miss; collapsed"));
+    process::wait_until("all of it has come", || {
+        cache_status(&curl(&node.url("/f"), &["-r", "0-9"])).starts_with("hit")
+    });
+    assert_eq!(origin.requests("/f").len(), 1);
+}
+
+#[test]
+fn what_is_kept_outlives_the_node_and_its_origin() {
+    let mut origin = Origin::nginx(
+        "location /long { add_header Cache-Control max-age=3600; }\n\
+         location /short { add_header Cache-Control max-age=1; }\n\
+         location /strict { add_header Cache-Control 'max-age=1, must-revalidate'; }",
+    );
+    let large = content(3, 3 * MIB);
+    for name in ["long", "short", "strict"] {
+        fs::create_dir(origin.files().join(name)).unwrap();
+        fs::write(origin.files().join(name).join("f"), &large).unwrap();
+    }
+    let place = Place::new();
+    let words = ["--stale-if-error", "1h"];
+    let paths = ["/long/f?a", "/short/f", "/strict/f"];
+    let before = node(&origin, &place, &words);
+    for path in paths {
+        assert!(before.get(path, &[]).body == large, "{path}");
+    }
+    before.signal(libc::SIGKILL);
+    drop(before);
+    origin.stop();
+    let node = node(&origin, &place, &words);
+    process::wait_until("they are stale", || cache_status(&node.get("/short/f", &[])).contains("ORIGIN-FAILS"));
+    for (path, status, said) in
+        [(paths[0], 200, "hit; ttl="), (paths[1], 200, "hit; detail="), (paths[2], 502, "fwd=miss")]
+    {
+        let got = node.get(path, &[]);
+        assert_eq!((got.status, cache_status(&got).starts_with(said)), (status, true), "{path}: {}", got.head);
+        assert!(status != 200 || got.body == large, "{path}");
+    }
+    assert_eq!(node.get("/long/f", &[]).status, 502, "another query is another response");
+    assert_eq!(node.get("/other", &["-H", "Cache-Control: only-if-cached"]).status, 504);
+
+    // The origin is back: it confirms what has not changed, and is believed where it has.
+    origin.start();
+    let got = node.get("/strict/f", &[]);
+    assert!(cache_status(&got) == "fwd=stale; fwd-status=304" && got.body == large, "{}", got.head);
+    fs::write(origin.files().join("short/f"), "new").unwrap();
+    let got = node.get("/short/f", &[]);
+    assert_eq!((cache_status(&got), &got.body[..]), ("fwd=stale; stored", &b"new"[..]));
+    assert_eq!(origin.requests("/strict/f"), ["GET /strict/f 200 -", "GET /strict/f 304 -"]);
+}
+
+/// SEMANTICS 110: "A response that did not come to its end is never used again. Those that did are used again after kill -9."
+#[test]
+fn a_response_that_breaks_off_is_not_kept() {
+    let mut origin = Origin::nginx("location / { add_header Cache-Control max-age=3600; limit_rate 200k; }");
+    fs::write(origin.files().join("f"), content(1, 2 * MIB)).unwrap();
+    let place = Place::new();
+    let mut node1 = node(&origin, &place, &[]);
+    let url = node1.url("/f");
+    let client = thread::spawn(move || curl(&url, &[]));
+    process::wait_until("it is coming", || cache_status(&node1.get("/f", &["-r", "0-9"])) == "fwd=uri-miss; collapsed");
+    // `stop` would let it go on to its end.
+    origin.kill();
+    assert_eq!(client.join().unwrap().code, 18, "the client sees that there is more");
+    assert_eq!(node1.get("/f", &[]).status, 502);
+    origin.start();
+    let url = node1.url("/f");
+    let client = thread::spawn(move || curl(&url, &[]));
+    process::wait_until("it is coming again", || {
+        cache_status(&node1.get("/f", &["-r", "0-9"])) == "fwd=uri-miss; collapsed"
+    });
+    node1.signal(libc::SIGKILL);
+    node1.wait();
+    client.join().unwrap();
+    let node2 = node(&origin, &place, &[]);
+    assert_eq!(cache_status(&node2.get("/f", &["-r", "0-9"])), "fwd=uri-miss; stored");
+}
+
+/// SEMANTICS 111: "A token or a signature of the node is not sent to the web server."
+#[test]
+fn requests_that_change_something_are_forwarded_only_if_asked_to() {
+    let origin = Origin::nginx(
+        "location /d { add_header Cache-Control max-age=3600; dav_methods PUT DELETE; }\n\
+         location /says { add_header Cache-Control private; return 200 \"$http_authorization|$http_x_forwarded_for|$http_via\"; }",
+    );
+    fs::create_dir(origin.files().join("d")).unwrap();
+    fs::write(origin.files().join("d/f"), "one").unwrap();
+    let place = Place::new();
+    let access = place.at("access.toml");
+    fs::write(&access, "[[token]]\nname = \"a\"\nsecret = \"0123456789abcdef\"\nadmin = true\n").unwrap();
+    fs::set_permissions(&access, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let token = ["-H", "Authorization: Bearer 0123456789abcdef"];
+    let with = |more: &[&'static str]| [&token[..], more].concat();
+
+    let closed = node(&origin, &place, &["--access", access.to_str().unwrap()]);
+    assert_eq!(closed.get("/d/f", &[]).status, 401);
+    assert_eq!(closed.get("/d/f", &token).body, b"one");
+    let refused = closed.get("/d/f", &with(&["-X", "PUT", "-d", "two"]));
+    assert!(refused.status == 400 || refused.status == 405, "{}", refused.head);
+    assert_eq!(closed.get("/d/f", &with(&["-X", "DELETE"])).status, 405);
+    // The token is for the node, and stays with it.
+    let said = String::from_utf8(closed.get("/says", &token).body).unwrap();
+    assert!(said.starts_with("|127.0.0.1|1.1 forebay-"), "{said}");
+    drop(closed);
+
+    let open = node(&origin, &place, &["--forward-changes", "--access", access.to_str().unwrap()]);
+    assert!(cache_status(&open.get("/d/f", &token)).starts_with("hit"));
+    assert_eq!(open.get("/d/f", &with(&["-X", "PUT", "-d", "two"])).status, 204);
+    assert_eq!(open.get("/d/f", &token).body, b"two", "what was kept is not used after a change");
+    assert_eq!(open.get("/d/f", &[]).status, 401);
+    assert_eq!(open.get("/d/f", &["-X", "DELETE"]).status, 401, "a change needs the token, too");
+    let none = open.get("/d/f", &with(&["-X", "TRACE"]));
+    assert_eq!(none.status, 405);
+
+    // Purge by path, with all that is below it, whatever the queries.
+    for path in ["/d/f?1", "/d/f?2"] {
+        open.get(path, &token);
+    }
+    fs::write(origin.files().join("d/f"), "three").unwrap();
+    assert_eq!(open.get("/d/f?1", &token).body, b"two");
+    let purged = open.get("/.forebay/purge/d/f", &with(&["-X", "POST"]));
+    assert_eq!(purged.body.trim_ascii(), br#"{"files":3,"bytes":0,"failed":0}"#);
+    assert_eq!(open.get("/d/f?1", &token).body, b"three");
+    fs::write(origin.files().join("d/f"), "four").unwrap();
+    assert_eq!(
+        open.get("/.forebay/purge/", &with(&["-X", "POST"])).body.trim_ascii(),
+        br#"{"files":1,"bytes":0,"failed":0}"#
+    );
+    let fetched = open.get("/.forebay/prefetch/d/f?1", &with(&["-X", "POST"]));
+    assert_eq!(fetched.body.trim_ascii(), br#"{"files":1,"bytes":4,"failed":0}"#);
+    let got = open.get("/d/f?1", &token);
+    assert!(got.body == b"four" && cache_status(&got).starts_with("hit"), "{}", got.head);
+    assert_eq!(open.get("/.forebay/prefetch/none", &with(&["-X", "POST"])).status, 502);
+}
+
+#[test]
+fn responses_vary_by_what_the_request_says() {
+    let origin = Origin::nginx(
+        "location /v { add_header Cache-Control max-age=3600; add_header Vary 'Accept-Language, X-B'; \
+         return 200 \"$http_accept_language.$http_x_b\"; }",
+    );
+    let place = Place::new();
+    let first = node(&origin, &place, &[]);
+    let ask = |node: &Node, language: &str, b: &str| {
+        let (language, b) = (format!("Accept-Language: {language}"), format!("X-B: {b}"));
+        node.get("/v", &["-H", &language, "-H", &b])
+    };
+    for (language, b) in [("de", "1"), ("de", "2"), ("en", "1")] {
+        let got = ask(&first, language, b);
+        assert_eq!(
+            (String::from_utf8_lossy(&got.body), cache_status(&got)),
+            (format!("{language}.{b}").into(), "fwd=uri-miss; stored")
+        );
+    }
+    drop(first);
+    let second = node(&origin, &place, &[]);
+    for (language, b) in [("de", "1"), ("de", "2"), ("en", "1")] {
+        let got = ask(&second, language, b);
+        assert!(cache_status(&got).starts_with("hit"), "{}", got.head);
+        assert_eq!(String::from_utf8_lossy(&got.body), format!("{language}.{b}"));
+    }
+    assert_eq!(origin.requests("/v").len(), 3);
+}
+
+#[test]
+fn a_small_fast_pool_gives_up_old_responses() {
+    let origin = Origin::nginx("location / { add_header Cache-Control max-age=3600; }");
+    for at in 0..40 {
+        fs::write(origin.files().join(at.to_string()), content(at, 2 * MIB)).unwrap();
+    }
+    fs::write(origin.files().join("huge"), content(99, 40 * MIB)).unwrap();
+    let place = Place::new();
+    let node = node(&origin, &place, &["--limit", "48M"]);
+    for round in 0..2 {
+        for at in 0..40 {
+            let got = node.get(&format!("/{at}"), &[]);
+            assert!(got.code == 0 && got.body == content(at, 2 * MIB), "{round} {at}: {}", got.head);
+        }
+    }
+    let status = node.status();
+    assert!(status.used_bytes <= 48 << 20, "{status:?}");
+    let huge = node.get("/huge", &["-r", "5-6"]);
+    assert_eq!(
+        (huge.status, huge.body, origin.requests("/huge").len()),
+        (206, content(99, 40 * MIB)[5..7].to_vec(), 2)
+    );
+    assert!(node.get("/huge", &[]).body == content(99, 40 * MIB), "what is too large to be kept is passed on");
+}
+
+#[test]
+fn ranges_and_conditions_are_answered_as_by_the_origin() {
+    let origin = Origin::nginx("location / { add_header Cache-Control max-age=3600; }");
+    let size = 200_000;
+    fs::write(origin.files().join("f.txt"), content(1, size)).unwrap();
+    let place = Place::new();
+    let node = node(&origin, &place, &[]);
+    let first = node.get("/f.txt", &[]);
+    let (tag, date) = (first.header("etag").to_owned(), first.header("last-modified").to_owned());
+    let seed: u64 = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    println!("FOREBAY_SEED={seed}");
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    let past = "Sun, 06 Nov 1994 08:49:37 GMT";
+    for _ in 0..300 {
+        let mut words = Vec::new();
+        let mut add = |name: &str, value: String| words.push(format!("{name}: {value}"));
+        let edge = |rng: &mut rand_chacha::ChaCha8Rng| match rng.random_range(0..4) {
+            0 => 0,
+            1 => size - 1,
+            2 => size + rng.random_range(0..10),
+            _ => rng.random_range(0..size),
+        };
+        match rng.random_range(0..5) {
+            0 => add("Range", format!("bytes={}-{}", edge(&mut rng), edge(&mut rng))),
+            1 => add("Range", format!("bytes={}-", edge(&mut rng))),
+            2 => add("Range", format!("bytes=-{}", edge(&mut rng).max(1))),
+            _ => {}
+        }
+        match rng.random_range(0..6) {
+            0 => add("If-None-Match", tag.clone()),
+            1 => add("If-None-Match", "\"x\"".into()),
+            2 => add("If-Modified-Since", date.clone()),
+            3 => add("If-Range", tag.clone()),
+            4 => add("If-Range", past.into()),
+            _ => {}
+        }
+        let words: Vec<&str> = words.iter().flat_map(|word| ["-H", word]).collect();
+        let (ours, theirs) = (node.get("/f.txt", &words), curl(&format!("{}/f.txt", origin.url()), &words));
+        let shown = |got: &Got| {
+            let headers =
+                ["content-range", "content-length", "etag", "last-modified"].map(|name| got.header(name).to_owned());
+            (got.status, if got.status == 416 || got.status == 304 { Default::default() } else { headers })
+        };
+        assert_eq!(shown(&ours), shown(&theirs), "{words:?}\n{}\n{}", ours.head, theirs.head);
+        assert!(ours.status == 416 || ours.body == theirs.body, "{words:?}");
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    let place = Place::new();
+    let attempt = |url: &str, words: &[&str]| Node::attempt(url, &place.fast(), words).unwrap_err();
+    attempt("/tmp", &["--reverse-proxy"]).refused(2, &["an origin is http://HOST[:PORT]"]);
+    attempt("http://host/path", &["--reverse-proxy"]).refused(2, &["an origin is http://HOST[:PORT]"]);
+    attempt("http://host", &["--forward-changes"]).refused(2, &["--reverse-proxy"]);
+    attempt("http://host", &["--reverse-proxy", "--immutable"]).refused(2, &["--immutable"]);
+    let mut mount = Command::new(process::forebay());
+    mount
+        .arg("mount")
+        .arg(format!("hollow://{}", place.at("x").display()))
+        .arg(place.at("m"))
+        .arg("--fast")
+        .arg(place.fast());
+    process::run(&mut mount, Duration::from_secs(30)).refused(2, &["hollow"]);
+    assert!(!Path::new(&place.at("x")).exists());
+}
