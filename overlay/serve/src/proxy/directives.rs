@@ -19,10 +19,11 @@ impl Directives {
         for line in headers.get_all(name) {
             for item in list_items(&String::from_utf8_lossy(line.as_bytes())) {
                 let (name, value) = match item.split_once('=') {
-                    Some((name, value)) => (name, Some(value)),
+                    // With spaces around the sign, the value is none that can be believed.
+                    Some((name, value)) => (name, Some(if name.ends_with(' ') { "" } else { value })),
                     None => (item.as_str(), None),
                 };
-                all.push((name.trim_end().to_ascii_lowercase(), value.map(|value| unquoted(value.trim_start()))));
+                all.push((name.trim_end().to_ascii_lowercase(), value.map(unquoted)));
             }
         }
         Self(all)
@@ -108,7 +109,16 @@ mod tests {
 
     #[test]
     fn what_is_no_number_of_seconds_means_none_at_all() {
-        for value in ["max-age='60'", "max-age=60.0", "max-age=-1", "max-age", "max-age=", "max-age=1a"] {
+        for value in [
+            "max-age='60'",
+            "max-age=60.0",
+            "max-age=-1",
+            "max-age",
+            "max-age=",
+            "max-age=1a",
+            "max-age =60",
+            "max-age= 60",
+        ] {
             let mut headers = HeaderMap::new();
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_str(value).unwrap());
             assert_eq!(Directives::of(&headers).seconds("max-age"), Some(0), "{value}");
