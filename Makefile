@@ -7,6 +7,7 @@
 # make bench-pools   pools behind servers, to plain clients and to other programs
 # make bench-jobs   staging ahead of real programs on a slow pool, and where nothing can be foreseen (ARGS="--runs 3 --only compile")
 # make bench-http   a cache node beside nginx: requests per second and CPU per request (ARGS="ROUNDS SECONDS")
+# make bench-cache-tests   the conformance suite for HTTP caches, with nginx, Varnish and Squid beside it
 # make bench-peers   a job that starts on five nodes behind a slow pool, with peers and without (ARGS="ROUNDS NODES MIB_PER_SECOND")
 # make bench-policy   decisions of a policy per second, with ten thousand rules
 # make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost
@@ -43,7 +44,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-peers bench-policy lint deny advisories nightly mutants deps man install clean
+.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-policy lint deny advisories nightly mutants deps man install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -153,6 +154,10 @@ bench-foresight:
 bench-http: build
 	@packaging/deps bench-http
 	@timeout 1800 benches/http.sh $(ARGS)
+
+bench-cache-tests: build $(TOOLS)/$(CACHE_TESTS)
+	@packaging/deps bench-cache-tests
+	@timeout 1800 benches/cache_tests.sh
 
 bench-peers: build
 	@packaging/deps bench-peers

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A cache node against nginx (proxy_cache, sendfile) in front of the same files: requests per second and CPU per request of
-# resident objects, measured in turns by wrk. Prints one line for each size: the medians of both, and the range of the ratio.
+# A cache node, of a pool and as a reverse proxy, against nginx (proxy_cache, sendfile) in front of the same files: requests per
+# second and CPU per request of resident objects, measured in turns by wrk. Prints one line for each size: the medians of both,
+# and the range of the ratio.
 #   benches/http.sh [ROUNDS [SECONDS]]
 # FOREBAY_BIN: the program.
 # No `tcp_nopush` for nginx: with it, 64 KiB over loopback wait for a delayed acknowledgement (200 requests per second).
@@ -34,7 +35,7 @@ http {
     client_body_temp_path $work/logs; proxy_temp_path $work/cache/tmp; fastcgi_temp_path $work/logs;
     uwsgi_temp_path $work/logs; scgi_temp_path $work/logs;
     proxy_cache_path $work/cache/files keys_zone=all:10m max_size=1g inactive=1d;
-    server { listen 127.0.0.1:8871; root $work/pool; }
+    server { listen 127.0.0.1:8871; root $work/pool; add_header Cache-Control max-age=86400; }
     server {
         listen 127.0.0.1:8872;
         location / { proxy_pass http://127.0.0.1:8871; proxy_cache all; proxy_cache_valid 200 1d; }
@@ -48,7 +49,11 @@ nginx_pid=$!
     >"$work/logs/forebay" 2>&1 &
 pids+=($!)
 forebay_pid=$!
-for port in 8872 8873; do
+"${FOREBAY_BIN:-forebay}" serve http://127.0.0.1:8871 --reverse-proxy --fast "$work/fast2" --name "http-bench-proxy-$$" \
+    --listen 127.0.0.1:8874 >"$work/logs/proxy" 2>&1 &
+pids+=($!)
+proxy_pid=$!
+for port in 8872 8873 8874; do
     for size in 4096 65536 8388608; do
         for _ in $(seq 100); do
             curl -sf -o "$work/got" "http://127.0.0.1:$port/$size" && break
@@ -80,16 +85,19 @@ measure() {
 }
 median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 
-echo "bytes     nginx r/s  forebay r/s  ratio (range)        nginx us  forebay us  of CPU per request"
+echo "bytes     of       nginx r/s  forebay r/s  ratio (range)        nginx us  forebay us  of CPU per request"
 for size in 4096 65536 8388608; do
-    : >"$work/a"
-    : >"$work/b"
-    for _ in $(seq "$rounds"); do
-        measure 8872 "$nginx_pid" "$size" >>"$work/a"
-        measure 8873 "$forebay_pid" "$size" >>"$work/b"
+    for kind in pool:8873:$forebay_pid proxy:8874:$proxy_pid; do
+        IFS=: read -r name port pid <<<"$kind"
+        : >"$work/a"
+        : >"$work/b"
+        for _ in $(seq "$rounds"); do
+            measure 8872 "$nginx_pid" "$size" >>"$work/a"
+            measure "$port" "$pid" "$size" >>"$work/b"
+        done
+        paste -d' ' "$work/a" "$work/b" | awk '{ print $3 / $1 }' >"$work/r"
+        printf '%-9s %-8s %9s  %11s  %.2f (%.2f-%.2f)     %8s  %10s\n' "$size" "$name" "$(cut -d' ' -f1 "$work/a" | median)" \
+            "$(cut -d' ' -f1 "$work/b" | median)" "$(median <"$work/r")" "$(sort -g "$work/r" | head -1)" \
+            "$(sort -g "$work/r" | tail -1)" "$(cut -d' ' -f2 "$work/a" | median)" "$(cut -d' ' -f2 "$work/b" | median)"
     done
-    paste -d' ' "$work/a" "$work/b" | awk '{ print $3 / $1 }' >"$work/r"
-    printf '%-9s %9s  %11s  %.2f (%.2f-%.2f)     %8s  %10s\n' "$size" "$(cut -d' ' -f1 "$work/a" | median)" \
-        "$(cut -d' ' -f1 "$work/b" | median)" "$(median <"$work/r")" "$(sort -g "$work/r" | head -1)" \
-        "$(sort -g "$work/r" | tail -1)" "$(cut -d' ' -f2 "$work/a" | median)" "$(cut -d' ' -f2 "$work/b" | median)"
 done

@@ -16,6 +16,7 @@ use forebay_serve::{
 };
 use forebay_system::identity;
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
 use super::config::MountConfig;
 use super::metrics::{self, MetricsServer, MountParts};
@@ -26,7 +27,7 @@ use super::{Failure, FailureKind, capabilities, confinement, paths, peers, prefl
 
 /// Where cache nodes are registered: a node named `n` stands for the paths below `/forebay/n`.
 pub const ROOT: &str = "/forebay";
-/// The directory of the names of responses, in the first directory of the fast pool.
+/// The beginning of the name of the directory of the names of responses, in the first directory of the fast pool.
 const RESPONSES: &str = "responses";
 /// The first descriptor that systemd passes to a service (`sd_listen_fds(3)`).
 const PASSED_FROM: i32 = 3;
@@ -98,13 +99,15 @@ fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
     }
     config.mount.read_only = true;
     if let Some(origin) = &config.origin {
-        check_origin(&origin.url).map_err(Failure::usage)?;
+        let url = check_origin(&origin.url).map_err(Failure::usage)?;
         let Some(fast) = config.mount.fast.first() else {
             return Err(Failure::usage("no fast pool was given").remedy("--fast DIR, a directory on the local NVMe"));
         };
         // Its names are on the fast pool's device, beside the content, and no other client changes them.
         let fast = paths::absolute(fast).map_err(|e| Failure::io("fast directory", &e))?;
-        config.mount.pool = format!("hollow://{}", fast.join(RESPONSES).display());
+        // Another origin has other responses.
+        let names = format!("{RESPONSES}-{}", host_of(&url));
+        config.mount.pool = format!("hollow://{}", fast.join(names).display());
         (config.mount.read_only, config.mount.immutable) = (false, true);
     }
     preflight::storage(&mut config.mount)
@@ -243,6 +246,18 @@ async fn serve(
         peers.leave().await;
     }
     jobs.shutdown().await.map_err(Failure::from)
+}
+
+/// Returns the origin of a URL as a file name.
+fn host_of(url: &Url) -> String {
+    let port = url.port_or_known_default().unwrap_or_default();
+    let host: String = url
+        .host_str()
+        .unwrap_or_default()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '-' | '.') { c } else { '_' })
+        .collect();
+    format!("{}-{host}-{port}", url.scheme())
 }
 
 /// Returns a name for this process: other nodes of the same origin have other names.

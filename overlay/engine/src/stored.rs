@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytes::Bytes;
-use forebay_backends::{ErrorKind, FileKind, PoolPath, RenameMode, Result};
+use bytes::{Buf, Bytes};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RenameMode, Result, Side};
 
 use super::namespace::Ask;
 use super::{Caller, Dirent, Inner, Ino, Lookup, Overlay};
@@ -16,6 +16,8 @@ const OWNER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const FILE_MODE: u32 = 0o600;
 const DIR_MODE: u32 = 0o700;
 const NEW: i32 = libc::O_RDWR;
+/// How often a file is made again in a directory that was removed.
+const MAKE_ATTEMPTS: u32 = 3;
 
 /// A new file, open for reading and writing. It has a temporary name until it is published; if it is dropped before, it is
 /// removed.
@@ -58,8 +60,16 @@ impl Overlay {
     /// # Errors
     /// `NoSpace`, `NameTooLong`, `NotDirectory` if a name on the way is that of a file.
     pub async fn make_file(&self, dir: &PoolPath, temporary: &[u8]) -> Result<NewFile> {
-        let parent = self.make_dirs(dir).await?;
-        let (entry, _) = self.create(parent, temporary, FILE_MODE, 0, NEW, OWNER).await?;
+        let mut left = MAKE_ATTEMPTS;
+        let (parent, entry) = loop {
+            let parent = self.make_dirs(dir).await?;
+            match self.create(parent, temporary, FILE_MODE, 0, NEW, OWNER).await {
+                Ok((entry, _)) => break (parent, entry),
+                // The directory was empty, and was removed meanwhile.
+                Err(e) if is_absent(&e) && left > 0 => left -= 1,
+                Err(e) => return Err(e),
+            }
+        };
         Ok(NewFile {
             overlay: self.clone(),
             ino: entry.attr.ino,
@@ -142,6 +152,19 @@ impl Overlay {
         .await
     }
 
+    /// Writes all of `data`: a write may end early where the space or the device does.
+    async fn write_all(&self, ino: Ino, mut offset: u64, mut data: Bytes) -> Result<()> {
+        while !data.is_empty() {
+            let written = self.write(ino, offset, data.clone()).await?;
+            if written == 0 {
+                return Err(Error::new(ErrorKind::NoSpace, Side::Cache, "nothing more could be written"));
+            }
+            offset += u64::from(written);
+            data.advance((written as usize).min(data.len()));
+        }
+        Ok(())
+    }
+
     async fn remove_some(&self, path: &PoolPath, goes: impl Fn(&Inner, Ino, &[u8]) -> bool) -> Result<u64> {
         let inner = &self.inner;
         let root = match self.resolve(path).await {
@@ -179,7 +202,7 @@ impl Overlay {
     }
 }
 
-fn is_absent(error: &forebay_backends::Error) -> bool {
+fn is_absent(error: &Error) -> bool {
     [ErrorKind::NotFound, ErrorKind::NotDirectory, ErrorKind::Stale].iter().any(|kind| error.is(*kind))
 }
 
@@ -189,7 +212,7 @@ impl NewFile {
     /// # Errors
     /// `NoSpace`, errors of the device.
     pub async fn write(&self, offset: u64, data: Bytes) -> Result<()> {
-        self.overlay.write(self.ino, offset, data).await.map(drop)
+        self.overlay.write_all(self.ino, offset, data).await
     }
 
     /// Reads up to `len` bytes; fewer only at the end of what was written.
@@ -240,8 +263,8 @@ impl ServedFile {
     pub async fn rewrite(&self, offset: u64, data: Bytes) -> Result<()> {
         let flags = libc::O_WRONLY;
         self.overlay.open_file(self.ino, flags).await?;
-        let written = self.overlay.write(self.ino, offset, data).await;
+        let written = self.overlay.write_all(self.ino, offset, data).await;
         self.overlay.release(self.ino, flags);
-        written.map(drop)
+        written
     }
 }

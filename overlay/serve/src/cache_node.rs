@@ -145,7 +145,7 @@ impl CacheNode {
             return response;
         }
         if let Some(command) = path.strip_prefix(MANAGEMENT) {
-            return self.manage(command, request, user).await;
+            return self.manage(command, request, client, user).await;
         }
         let forwards = self.forwards(request.method());
         if request.method() == Method::OPTIONS && !forwards {

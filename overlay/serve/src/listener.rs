@@ -31,6 +31,9 @@ use super::transport::{Patient, Plain, Windows};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Content of a request that is read before the request is refused, in bytes.
 const CONTENT_BYTES: usize = 64 << 10;
+/// Requests whose content is in memory at the same time.
+const CONTENTS: usize = 32;
+static CONTENT_TURNS: Semaphore = Semaphore::const_new(CONTENTS);
 /// Requests of one HTTP/2 connection at the same time.
 const STREAMS: u32 = 100;
 
@@ -258,8 +261,15 @@ async fn exchange(
         async move {
             let (head, content) = request.into_parts();
             let most = door.content_max(&head.method);
-            let content = tokio::time::timeout(within, read_content(&head, content, most)).await;
-            let request = Request::from_parts(head, content.unwrap_or(RequestContent::Late));
+            let reading = async {
+                let turn = if most > 0 { CONTENT_TURNS.acquire().await.ok() } else { None };
+                (read_content(&head, content, most).await, turn)
+            };
+            let (content, _turn) = match tokio::time::timeout(within, reading).await {
+                Ok(read) => read,
+                Err(_) => (RequestContent::Late, None),
+            };
+            let request = Request::from_parts(head, content);
             Ok::<_, Infallible>(door.answer(request, client).await)
         }
     });

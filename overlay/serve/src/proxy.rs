@@ -16,21 +16,24 @@ mod origin;
 mod store;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use forebay_engine::{Overlay, ServedFile};
 use headers::{ETag, HeaderMapExt};
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use self::directives::Directives;
 use self::flight::{BodyEnd, Coming, Flight, Question, Stage, outdated_by};
 pub use self::freshness::FreshnessOptions;
-use self::freshness::Use;
+use self::freshness::{Freshness, Use};
 use self::head::{Head, end_to_end};
 pub use self::origin::check_origin;
 use self::origin::{NoAnswer, Origin, OriginRequest, OriginResponse};
@@ -41,8 +44,6 @@ use crate::content::{BodySource, Validators, body, failed, reply, wanted};
 use crate::listener::{HttpClient, RequestContent};
 use crate::transport::Windows;
 
-/// How often a request looks for a kept response again after a flight that was for another request.
-const ATTEMPTS: u32 = 3;
 /// A part of a response that is further than this from what has come, in bytes, is asked for by itself.
 const NEAR_BYTES: u64 = 8 << 20;
 /// How often responses that were evicted are removed from the names.
@@ -60,13 +61,42 @@ pub struct ProxyOptions {
     pub changes: bool,
 }
 
-type Flights = Arc<Mutex<HashMap<Place, Arc<Flight>>>>;
+/// Flights at the same time. Further requests are forwarded for one client each, and their responses are not kept.
+const FLIGHTS_MAX: usize = 4096;
+
+type Flights = Mutex<HashMap<Place, Arc<Flight>>>;
+
+/// A flight, and its answer if that is for the client that began it alone.
+type Begun = (Arc<Flight>, Option<oneshot::Receiver<OriginResponse>>);
+
+/// What is kept, and what is coming.
+struct Kept {
+    store: Arc<ResponseStore>,
+    flights: Flights,
+}
+
+impl Kept {
+    /// Lets nobody join flights to these targets any longer, and lets nothing of them be kept.
+    fn outdate(&self, is_one: impl Fn(&Flight) -> bool) {
+        self.flights.lock().retain(|_, flight| {
+            let outdated = is_one(flight);
+            if outdated {
+                flight.outdate();
+            }
+            !outdated
+        });
+    }
+
+    async fn invalidate(&self, target: &str) {
+        self.outdate(|flight| flight.is_of(target));
+        self.store.invalidate(target).await;
+    }
+}
 
 /// The responses of one web server.
 pub struct ReverseProxy {
     origin: Arc<Origin>,
-    store: Arc<ResponseStore>,
-    flights: Flights,
+    kept: Arc<Kept>,
     pub changes: bool,
 }
 
@@ -74,9 +104,44 @@ pub struct ReverseProxy {
 struct Wish<'a> {
     method: &'a Method,
     target: &'a str,
+    /// As the client sent them.
     headers: &'a HeaderMap,
-    forwarded: HeaderMap,
     windows: Option<&'a Windows>,
+    origin: &'a Origin,
+    sender: Sender,
+    forwarded: OnceLock<HeaderMap>,
+}
+
+/// Who sent a request, and how.
+#[derive(Debug, Clone, Copy)]
+struct Sender {
+    version: Version,
+    address: IpAddr,
+    tls: bool,
+    /// `Authorization` is for this node.
+    is_ours: bool,
+}
+
+impl Sender {
+    fn of<T>(request: &Request<T>, client: &HttpClient, is_ours: bool) -> Self {
+        let tls = client.windows.is_none();
+        Self { version: request.version(), address: client.address.ip(), tls, is_ours }
+    }
+
+    fn forwarded(&self, origin: &Origin, headers: &HeaderMap) -> HeaderMap {
+        let mut forwarded = origin.forwarded(headers, self.version, self.address, self.tls);
+        if self.is_ours {
+            forwarded.remove(header::AUTHORIZATION);
+        }
+        forwarded
+    }
+}
+
+impl Wish<'_> {
+    /// The headers that the origin sees. What a response varies by is what they say.
+    fn forwarded(&self) -> &HeaderMap {
+        self.forwarded.get_or_init(|| self.sender.forwarded(self.origin, self.headers))
+    }
 }
 
 impl BodySource for StoredBody {
@@ -110,12 +175,13 @@ impl ReverseProxy {
                 result = overlay.remove_evicted().await;
             }
         });
-        Ok(Self { origin, store, flights: Flights::default(), changes: options.changes })
+        let kept = Arc::new(Kept { store, flights: Flights::default() });
+        Ok(Self { origin, kept, changes: options.changes })
     }
 
     /// Closes responses that were not used for a while.
     pub fn tidy(&self) {
-        self.store.tidy(Instant::now());
+        self.kept.store.tidy(Instant::now());
     }
 
     /// Answers a request. `target`: its path and query without a signature of this node. `is_ours`: its `Authorization` is
@@ -133,51 +199,56 @@ impl ReverseProxy {
         if !origin::is_plain(request.uri().path()) {
             return reply::text(StatusCode::BAD_REQUEST, "the path has dot segments or backslashes");
         }
-        let mut headers = request.headers().clone();
-        if is_ours {
-            headers.remove(header::AUTHORIZATION);
-        }
-        let tls = client.windows.is_none();
-        let forwarded = self.origin.forwarded(&headers, request.version(), client.address.ip(), tls);
+        let target = &origin::canonical(target);
+        let sender = Sender::of(request, client, is_ours);
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return self.change(request, target, forwarded).await;
+            return self.change(request, target, sender).await;
         }
-        let is_http1 = request.version() != http::Version::HTTP_2;
-        let windows = client.windows.as_ref().filter(|_| is_http1);
-        self.get(Wish { method: request.method(), target, headers: &headers, forwarded, windows }).await
+        let is_http1 = request.version() != Version::HTTP_2;
+        self.get(Wish {
+            method: request.method(),
+            target,
+            headers: request.headers(),
+            windows: client.windows.as_ref().filter(|_| is_http1),
+            origin: &self.origin,
+            sender,
+            forwarded: OnceLock::new(),
+        })
+        .await
     }
 
-    /// Forwards a request that may change something. What it changes is not kept any longer (RFC 9111, section 4.4).
-    async fn change(
-        &self,
-        request: &Request<RequestContent>,
-        target: &str,
-        forwarded: HeaderMap,
-    ) -> Response<ReplyBody> {
+    /// Forwards a request that may change something. What it changes is not kept any longer (RFC 9111, section 4.4), also if
+    /// its client has gone, or the origin does not answer.
+    async fn change(&self, request: &Request<RequestContent>, target: &str, sender: Sender) -> Response<ReplyBody> {
         let content = match request.body() {
             RequestContent::Some(bytes) => bytes.clone(),
             _ => Bytes::new(),
         };
         let method = request.method().clone();
-        let is_safe = matches!(method, Method::OPTIONS);
-        let asked = OriginRequest { method, target: target.to_owned(), headers: forwarded, content };
-        let answer = match self.origin.send(asked).await {
-            Ok(answer) => answer,
-            Err(why) => return no_answer(why),
-        };
-        if !is_safe && !answer.head.status.is_client_error() && !answer.head.status.is_server_error() {
-            for target in outdated_by(target, &answer.head.headers, request.headers().get(header::HOST)) {
-                self.invalidate(&target).await;
+        let is_safe = method == Method::OPTIONS;
+        let headers = sender.forwarded(&self.origin, request.headers());
+        let asked = OriginRequest { method, target: target.to_owned(), headers, content };
+        let host = request.uri().authority().map(|authority| authority.as_str());
+        let host = host.or_else(|| request.headers().get(header::HOST)?.to_str().ok()).map(str::to_owned);
+        let (origin, kept, target) = (self.origin.clone(), self.kept.clone(), target.to_owned());
+        let changing = tokio::spawn(async move {
+            let answer = origin.send(asked).await;
+            let refused = |status: StatusCode| status.is_client_error() || status.is_server_error();
+            if is_safe || answer.as_ref().is_ok_and(|answer| refused(answer.head.status)) {
+                return answer;
             }
+            let none = HeaderMap::new();
+            let headers = answer.as_ref().map_or(&none, |answer| &answer.head.headers);
+            for target in outdated_by(&target, headers, host.as_deref()) {
+                kept.invalidate(&target).await;
+            }
+            answer
+        });
+        match changing.await {
+            Ok(Ok(answer)) => passed(answer, "forebay; fwd=method", false),
+            Ok(Err(why)) => no_answer(why),
+            Err(_) => no_answer(NoAnswer::Unreachable),
         }
-        passed(answer, "forebay; fwd=method", false)
-    }
-
-    async fn invalidate(&self, target: &str) {
-        for flight in self.flights.lock().values().filter(|flight| flight.is_of(target)) {
-            flight.outdate();
-        }
-        self.store.invalidate(target).await;
     }
 
     /// Removes what is kept for a URL's path and below it. Returns the number of responses.
@@ -185,26 +256,30 @@ impl ReverseProxy {
     /// # Errors
     /// Those of the catalog.
     pub async fn purge(&self, path: &str) -> forebay_backends::Result<u64> {
-        for flight in self.flights.lock().values() {
-            flight.outdate();
-        }
-        self.store.purge(path).await
+        self.kept.outdate(|_| true);
+        self.kept.store.purge(&origin::canonical(path)).await
     }
 
     /// Asks for a URL, and returns the bytes of its body once it is kept.
     ///
     /// # Errors
     /// The status of the response that there is instead.
-    pub async fn prefetch(&self, target: &str) -> Result<u64, StatusCode> {
-        let headers = HeaderMap::new();
-        let (place, stored) = self.store.find(target, &headers).await;
+    pub async fn prefetch<T>(
+        &self,
+        target: &str,
+        request: &Request<T>,
+        client: &HttpClient,
+    ) -> Result<u64, StatusCode> {
+        let target = &origin::canonical(target);
+        let headers = Sender::of(request, client, true).forwarded(&self.origin, &HeaderMap::new());
+        let (place, stored) = self.kept.store.find(target, &headers).await;
         if let Some(stored) = &stored
             && stored.fresh.for_request(&headers, SystemTime::now()) == Use::Fresh
         {
             return Ok(stored.body.length);
         }
-        let question = Question { target: target.to_owned(), request: headers.clone(), forwarded: headers, stored };
-        let (flight, direct) = self.ask(place, question);
+        let question = Question { target: target.to_owned(), headers, stored };
+        let Some((flight, direct)) = self.join(place, question) else { return Err(StatusCode::SERVICE_UNAVAILABLE) };
         match flight.stage().await {
             Stage::Coming(coming) => match coming.end().await {
                 BodyEnd::Whole(Some(stored)) => Ok(stored.body.length),
@@ -221,22 +296,22 @@ impl ReverseProxy {
     }
 
     async fn get(&self, wish: Wish<'_>) -> Response<ReplyBody> {
-        let said = Directives::of(wish.headers);
+        let said = match wish.headers.contains_key(header::CACHE_CONTROL) {
+            true => Directives::of(wish.headers),
+            false => Directives::default(),
+        };
         if said.has("no-store") {
             return self.pass(&wish, "forebay; fwd=request").await;
         }
-        for _ in 0..ATTEMPTS {
-            let (place, stored) = self.store.find(wish.target, wish.headers).await;
+        let store = &self.kept.store;
+        // First, the answer to another client may do. If it does not, this one asks for itself.
+        for joins in [true, false] {
+            let (place, stored) = store.find_for(wish.target, || wish.forwarded()).await;
             let now = SystemTime::now();
-            let used = stored.as_ref().map(|stored| stored.fresh.for_request(wish.headers, now));
-            let is_stale = stored.is_some();
-            match (&stored, used) {
-                (Some(stored), Some(Use::Fresh)) => {
-                    let status = format!("forebay; hit; ttl={}", stored.fresh.seconds_left(now));
-                    return self.send(stored, &wish, reply::value(status)).await;
-                }
-                (Some(stored), Some(Use::WhileAsking)) => {
-                    self.ask(place, question(&wish, Some(stored.clone())));
+            match stored.as_ref().map(|stored| (stored, stored.fresh.for_request(wish.headers, now))) {
+                Some((stored, Use::Fresh)) => return self.send_fresh(stored, &wish).await,
+                Some((stored, Use::WhileAsking)) => {
+                    self.join(place, question(&wish, Some(stored.clone())));
                     return self.send(stored, &wish, reply::STALE).await;
                 }
                 _ if said.has("only-if-cached") => {
@@ -246,76 +321,102 @@ impl ReverseProxy {
                 _ if *wish.method == Method::HEAD => break,
                 _ => {}
             }
-            let (flight, direct) = self.ask(place, question(&wish, stored));
-            let in_time = flight.is_asking();
-            match flight.stage().await {
-                Stage::Coming(coming) => {
-                    let fits = coming.head.is_for(wish.headers)
-                        && (in_time || coming.fresh.for_request(wish.headers, SystemTime::now()) == Use::Fresh);
-                    if !fits {
-                        if in_time {
-                            continue;
-                        }
-                        break;
-                    }
-                    let status = match (direct.is_some(), is_stale) {
-                        (true, false) => "forebay; fwd=uri-miss; stored",
-                        (true, true) => "forebay; fwd=stale; stored",
-                        (false, _) => "forebay; fwd=uri-miss; collapsed",
-                    };
-                    return self.send_coming(&coming, direct.is_some(), &wish, HeaderValue::from_static(status)).await;
-                }
-                Stage::Kept(stored) if stored.head.is_for(wish.headers) => {
-                    let status = format!("forebay; hit; ttl={}", stored.fresh.seconds_left(SystemTime::now()));
-                    return self.send(&stored, &wish, reply::value(status)).await;
-                }
-                Stage::Confirmed(stored) if stored.head.is_for(wish.headers) => {
-                    return self
-                        .send(&stored, &wish, HeaderValue::from_static("forebay; fwd=stale; fwd-status=304"))
-                        .await;
-                }
-                Stage::StandIn(stored) if stored.head.is_for(wish.headers) => {
-                    return self
-                        .send(&stored, &wish, HeaderValue::from_static("forebay; hit; detail=ORIGIN-FAILS"))
-                        .await;
-                }
-                Stage::Failed(why) => return no_answer(why),
-                Stage::Alone => {
-                    // The answer is to a request without conditions and ranges.
-                    let plain = !origin::has_conditions(wish.headers);
-                    if let (Some(direct), true) = (direct, plain)
-                        && let Ok(answer) = direct.await
-                    {
-                        return passed(answer, "forebay; fwd=uri-miss", false);
-                    }
-                    break;
-                }
-                Stage::Asking | Stage::Kept(_) | Stage::Confirmed(_) | Stage::StandIn(_) => {}
+            let is_stale = stored.is_some();
+            let question = question(&wish, stored);
+            let begun = if joins { self.join(place, question) } else { self.fly(place, question, false) };
+            let Some((flight, direct)) = begun else { break };
+            if let Some(response) = self.landed(&flight, direct, is_stale, &wish).await {
+                return response;
             }
         }
         self.pass(&wish, "forebay; fwd=miss").await
     }
 
-    /// Joins the flight of a place, or begins it. The one who begins it gets an answer that is for it alone.
-    fn ask(&self, place: Place, question: Question) -> (Arc<Flight>, Option<oneshot::Receiver<OriginResponse>>) {
-        let mut flights = self.flights.lock();
-        if let Some(flight) = flights.get(&place) {
-            return (flight.clone(), None);
-        }
-        let flight = Flight::new(&question.target);
-        flights.insert(place.clone(), flight.clone());
-        drop(flights);
-        let (direct, answer) = oneshot::channel();
-        let (origin, store, all) = (self.origin.clone(), self.store.clone(), self.flights.clone());
-        let flying = flight.clone();
-        tokio::spawn(async move {
-            flying.clone().fly(origin, store, question, direct).await;
-            let mut all = all.lock();
-            if all.get(&place).is_some_and(|flight| Arc::ptr_eq(flight, &flying)) {
-                all.remove(&place);
+    /// Answers with what a flight brought; `None` if that is for another client. `direct`: this client began the flight.
+    async fn landed(
+        &self,
+        flight: &Flight,
+        direct: Option<oneshot::Receiver<OriginResponse>>,
+        is_stale: bool,
+        wish: &Wish<'_>,
+    ) -> Option<Response<ReplyBody>> {
+        let stage = flight.stage().await;
+        let now = SystemTime::now();
+        let is_first = direct.is_some();
+        // Only the client that asked may use what is not fresh (RFC 9111, section 4).
+        let may_use = |head: &Head, fresh: &Freshness| {
+            is_first || (head.is_for(wish.forwarded()) && fresh.for_request(wish.headers, now) == Use::Fresh)
+        };
+        let response = match stage {
+            Stage::Coming(coming) if may_use(&coming.head, &coming.fresh) => {
+                let status = match (is_first, is_stale) {
+                    (true, false) => "forebay; fwd=uri-miss; stored",
+                    (true, true) => "forebay; fwd=stale; stored",
+                    (false, _) => "forebay; fwd=uri-miss; collapsed",
+                };
+                self.send_coming(&coming, is_first, wish, HeaderValue::from_static(status)).await
             }
+            Stage::Kept(stored) if may_use(&stored.head, &stored.fresh) => self.send_fresh(&stored, wish).await,
+            Stage::Confirmed(stored) if may_use(&stored.head, &stored.fresh) => {
+                self.send(&stored, wish, HeaderValue::from_static("forebay; fwd=stale; fwd-status=304")).await
+            }
+            Stage::StandIn(stored) if stored.head.is_for(wish.forwarded()) => {
+                self.send(&stored, wish, HeaderValue::from_static("forebay; hit; detail=ORIGIN-FAILS")).await
+            }
+            Stage::Failed(why) => no_answer(why),
+            Stage::Alone => {
+                // The answer is to a request without conditions and ranges.
+                let direct = direct.filter(|_| !origin::has_conditions(wish.headers));
+                match direct {
+                    Some(direct) => match direct.await {
+                        Ok(answer) => passed(answer, "forebay; fwd=uri-miss", false),
+                        Err(_) => self.pass(wish, "forebay; fwd=miss").await,
+                    },
+                    None => self.pass(wish, "forebay; fwd=miss").await,
+                }
+            }
+            Stage::Asking | Stage::Coming(_) | Stage::Kept(_) | Stage::Confirmed(_) | Stage::StandIn(_) => return None,
+        };
+        Some(response)
+    }
+
+    /// Joins the flight of a place, or begins it. The one who begins it gets an answer that is for it alone. `None` if there
+    /// are too many flights.
+    fn join(&self, place: Place, question: Question) -> Option<Begun> {
+        if let Some(flight) = self.kept.flights.lock().get(&place) {
+            return Some((flight.clone(), None));
+        }
+        self.fly(place, question, true)
+    }
+
+    /// Begins a flight. `is_joined`: others may join it.
+    fn fly(&self, place: Place, question: Question, is_joined: bool) -> Option<Begun> {
+        let flight = Flight::new(&question.target);
+        {
+            let mut flights = self.kept.flights.lock();
+            if flights.len() >= FLIGHTS_MAX {
+                return None;
+            }
+            if is_joined {
+                // Another client may have begun one meanwhile.
+                match flights.entry(place) {
+                    Entry::Occupied(begun) => return Some((begun.get().clone(), None)),
+                    Entry::Vacant(free) => free.insert(flight.clone()),
+                };
+            }
+        }
+        let (direct, answer) = oneshot::channel();
+        let (origin, kept, flying) = (self.origin.clone(), self.kept.clone(), flight.clone());
+        tokio::spawn(async move {
+            let also_at = |place: &Place| {
+                if is_joined {
+                    kept.flights.lock().entry(place.clone()).or_insert_with(|| flying.clone());
+                }
+            };
+            flying.clone().fly(origin, kept.store.clone(), question, direct, also_at).await;
+            kept.flights.lock().retain(|_, flight| !Arc::ptr_eq(flight, &flying));
         });
-        (flight, Some(answer))
+        Some((flight, Some(answer)))
     }
 
     /// Forwards a request for one client alone.
@@ -323,13 +424,18 @@ impl ReverseProxy {
         let asked = OriginRequest {
             method: wish.method.clone(),
             target: wish.target.to_owned(),
-            headers: wish.forwarded.clone(),
+            headers: wish.forwarded().clone(),
             content: Bytes::new(),
         };
         match self.origin.send(asked).await {
             Ok(answer) => passed(answer, status, *wish.method == Method::HEAD),
             Err(why) => no_answer(why),
         }
+    }
+
+    async fn send_fresh(&self, stored: &Arc<Stored>, wish: &Wish<'_>) -> Response<ReplyBody> {
+        let status = format!("forebay; hit; ttl={}", stored.fresh.seconds_left(SystemTime::now()));
+        self.send(stored, wish, reply::value(status)).await
     }
 
     async fn send(&self, stored: &Arc<Stored>, wish: &Wish<'_>, status: HeaderValue) -> Response<ReplyBody> {
@@ -359,11 +465,15 @@ impl ReverseProxy {
         let age = (!is_first).then(|| coming.fresh.age(SystemTime::now()));
         let mut response = described(&coming.head, age, status.clone());
         let Some(length) = coming.length else {
-            if !origin::has_conditions(wish.headers) {
-                *response.body_mut() = ReplyBody::pieces(coming.pieces(0..u64::MAX), None);
-                return response;
+            if wish.headers.contains_key(header::RANGE) {
+                return self.send_whole(coming, wish, status).await;
             }
-            return self.send_whole(coming, wish, status).await;
+            let selected = selected(&coming.head, 0, wish, &mut response);
+            if selected.is_some() {
+                response.headers_mut().remove(header::CONTENT_LENGTH);
+                *response.body_mut() = ReplyBody::pieces(coming.pieces(0..u64::MAX), None);
+            }
+            return response;
         };
         let Some(Selection { parts, length }) = selected(&coming.head, length, wish, &mut response) else {
             return response;
@@ -392,8 +502,7 @@ impl ReverseProxy {
 }
 
 fn question(wish: &Wish<'_>, stored: Option<Arc<Stored>>) -> Question {
-    let (request, forwarded) = (wish.headers.clone(), wish.forwarded.clone());
-    Question { target: wish.target.to_owned(), request, forwarded, stored }
+    Question { target: wish.target.to_owned(), headers: wish.forwarded().clone(), stored }
 }
 
 /// Returns a response with a kept head, still without content.
@@ -404,7 +513,8 @@ fn described(head: &Head, age: Option<Duration>, status: HeaderValue) -> Respons
     if let Some(age) = age {
         response.headers_mut().insert(header::AGE, HeaderValue::from(age.as_secs()));
     }
-    response.headers_mut().insert(reply::CACHE_STATUS, status);
+    // After those of the caches before this one (RFC 9211).
+    response.headers_mut().append(reply::CACHE_STATUS, status);
     response
 }
 
@@ -443,7 +553,7 @@ fn passed(answer: OriginResponse, status: &'static str, bodiless: bool) -> Respo
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = answer.head.status;
     *response.headers_mut() = end_to_end(&answer.head.headers);
-    response.headers_mut().insert(reply::CACHE_STATUS, HeaderValue::from_static(status));
+    response.headers_mut().append(reply::CACHE_STATUS, HeaderValue::from_static(status));
     let none = matches!(answer.head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if !bodiless && !none {
         let length = answer.length;

@@ -10,7 +10,7 @@ use super::{CacheNode, Content, unallowed};
 use crate::access::Verdict;
 use crate::body::ReplyBody;
 use crate::content::{failed, parse, reply};
-use crate::listener::RequestContent;
+use crate::listener::{HttpClient, RequestContent};
 
 /// Who owns the leases of what is prefetched.
 const LEASE_OWNER: &str = "http-prefetch";
@@ -41,6 +41,7 @@ impl CacheNode {
         &self,
         command: &str,
         request: &Request<RequestContent>,
+        client: &HttpClient,
         user: &mut Option<String>,
     ) -> Response<ReplyBody> {
         let (verb, path) = command.split_at(command.find('/').unwrap_or(command.len()));
@@ -71,7 +72,7 @@ impl CacheNode {
             }
             Content::Origin(proxy) => {
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
-                return match proxy.prefetch(&format!("{target}{query}")).await {
+                return match proxy.prefetch(&format!("{target}{query}"), request, client).await {
                     Ok(bytes) => json(StatusCode::OK, &Managed { files: 1, bytes, ..Managed::default() }),
                     Err(status) => {
                         let message = format!("the origin's response is not kept: {status}");

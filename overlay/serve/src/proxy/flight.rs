@@ -10,15 +10,15 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{Stream, stream};
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName};
 use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 use super::freshness::{Freshness, Use};
 use super::head::{Head, said_of, vary_of};
-use super::origin::{NoAnswer, Origin, OriginRequest, OriginResponse, without_conditions};
-use super::store::{ResponseStore, Stored, Unfinished};
+use super::origin::{NoAnswer, Origin, OriginRequest, OriginResponse, canonical, without_conditions};
+use super::store::{ComingRoom, Place, ResponseStore, Stored, Unfinished};
 
 /// One read of what was written.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -46,7 +46,10 @@ pub struct Coming {
     pub fresh: Freshness,
     /// The length of the body, if it is known.
     pub length: Option<u64>,
-    file: Unfinished,
+    /// Until all of it has come: an open writer keeps the content from being flushed and evicted.
+    file: Mutex<Option<Arc<Unfinished>>>,
+    largest: u64,
+    _room: ComingRoom,
     progress: watch::Sender<Progress>,
 }
 
@@ -78,10 +81,8 @@ pub struct Flight {
 pub struct Question {
     /// Path and query.
     pub target: String,
-    /// The request of the client that began it.
-    pub request: HeaderMap,
-    /// What is forwarded of it.
-    pub forwarded: HeaderMap,
+    /// The headers of the request of the client that began it, as they are forwarded.
+    pub headers: HeaderMap,
     /// What is kept, and may be confirmed.
     pub stored: Option<Arc<Stored>>,
 }
@@ -113,21 +114,27 @@ impl Flight {
         known.map_or(Stage::Alone, |stage| stage.clone())
     }
 
-    /// Asks the origin, and keeps its answer. `direct` gets an answer that is for the first client alone.
+    pub fn is_outdated(&self) -> bool {
+        *self.outdated.lock()
+    }
+
+    /// Asks the origin, and keeps its answer. `direct` gets an answer that is for the first client alone. `also_at` is told
+    /// another place at which the answer will be.
     pub async fn fly(
         self: Arc<Self>,
         origin: Arc<Origin>,
         store: Arc<ResponseStore>,
         question: Question,
         direct: oneshot::Sender<OriginResponse>,
+        also_at: impl Fn(&Place) + Send + Sync,
     ) {
         let stage = StageTeller(&self);
-        if let (_, Some(found)) = store.find(&question.target, &question.request).await
-            && found.fresh.for_request(&question.request, SystemTime::now()) == Use::Fresh
+        if let (_, Some(found)) = store.find(&question.target, &question.headers).await
+            && found.fresh.for_request(&question.headers, SystemTime::now()) == Use::Fresh
         {
             return stage.tell(Stage::Kept(found));
         }
-        let mut headers = question.forwarded.clone();
+        let mut headers = question.headers.clone();
         without_conditions(&mut headers);
         if let Some(stored) = &question.stored {
             ask_to_confirm(&mut headers, &stored.head.headers);
@@ -136,10 +143,14 @@ impl Flight {
         if let (Some(stored), Ok(response)) = (&question.stored, &answer)
             && response.head.status == StatusCode::NOT_MODIFIED
         {
-            match stored.head.confirmed(&response.head, response.asked) {
+            let confirmed = stored.head.confirmed(&response.head, response.asked);
+            match confirmed.filter(|head| Freshness::of(head, store.options()).is_storable()) {
                 Some(head) => {
-                    let stored = store.confirm(stored, head).await;
-                    return stage.tell(Stage::Confirmed(stored));
+                    let confirmed = store.confirm(stored, head).await;
+                    if self.is_outdated() {
+                        store.remove(&confirmed.place).await;
+                    }
+                    return stage.tell(Stage::Confirmed(confirmed));
                 }
                 // It confirms something else. Ask for all of it.
                 None => {
@@ -158,7 +169,7 @@ impl Flight {
             Ok(response) => response,
             Err(why) => return stage.tell(Stage::Failed(why)),
         };
-        let Some(coming) = self.begin(&store, &question, &response).await else {
+        let Some(coming) = self.begin(&store, &question, &response, also_at).await else {
             // The client may have gone.
             let _ = direct.send(response);
             return stage.tell(Stage::Alone);
@@ -166,40 +177,74 @@ impl Flight {
         let coming = Arc::new(coming);
         stage.tell(Stage::Coming(coming.clone()));
         let whole = coming.receive(&mut response).await;
-        let outdated = *self.outdated.lock();
-        let end = match whole {
-            false => BodyEnd::Broken,
-            true if outdated => BodyEnd::Whole(None),
-            true => BodyEnd::Whole(coming.file.finish(&store, coming.head.clone()).await.unwrap_or_else(|e| {
-                tracing::warn!("a response is not kept: {e}");
-                None
-            })),
+        let end = match coming.file().filter(|_| whole) {
+            None => BodyEnd::Broken,
+            Some(_) if self.is_outdated() => BodyEnd::Whole(None),
+            Some(file) => {
+                let stored = file.finish(&store, coming.head.clone()).await.unwrap_or_else(|e| {
+                    tracing::warn!("a response is not kept: {e}");
+                    None
+                });
+                if self.is_outdated() {
+                    store.remove(&file.place).await;
+                }
+                BodyEnd::Whole(stored)
+            }
         };
+        if matches!(end, BodyEnd::Whole(Some(_))) {
+            coming.file.lock().take();
+        }
         coming.progress.send_modify(|progress| progress.end = end);
     }
 
     /// Begins to keep a response; `None` if it is not to be kept.
-    async fn begin(&self, store: &ResponseStore, question: &Question, response: &OriginResponse) -> Option<Coming> {
-        let names = vary_of(&response.head.headers)?;
-        let varied: Vec<_> = names
-            .into_iter()
-            .map(|name| {
-                let said = said_of(&question.request, &name);
-                (name, said)
-            })
-            .collect();
+    async fn begin(
+        &self,
+        store: &ResponseStore,
+        question: &Question,
+        response: &OriginResponse,
+        also_at: impl Fn(&Place),
+    ) -> Option<Coming> {
+        let mut names = vary_of(&response.head.headers)?;
+        let before = if names.is_empty() { None } else { store.varies_by(&question.target).await };
+        // A URL whose responses name now these headers and now those varies by all of them.
+        let since = before.and_then(|(known, since)| {
+            let as_before = names.iter().all(|name| known.contains(name));
+            names.extend(known);
+            as_before.then_some(since)
+        });
+        names.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        names.dedup();
+        let varied: Vec<_> = names.iter().map(|name| (name.clone(), said_of(&question.headers, name))).collect();
         let mut head = Head::new(&response.head, varied, response.asked);
-        head.authorized = question.request.contains_key(header::AUTHORIZATION);
+        head.authorized = question.headers.contains_key(header::AUTHORIZATION);
         let fresh = Freshness::of(&head, store.options());
-        if !fresh.is_storable() || response.length.is_some_and(|length| length > store.largest()) {
+        if !fresh.is_storable() || !response.is_delimited {
             return None;
         }
-        let begun = async { store.begin(store.place_for(&question.target, &head.varied).await?).await };
-        match begun.await {
-            Ok(file) => {
-                let progress = watch::Sender::new(Progress { bytes: 0, end: BodyEnd::NotYet });
-                Some(Coming { head, fresh, length: response.length, file, progress })
+        let room = store.room_for(response.length)?;
+        let begun = async {
+            if names.is_empty() {
+                return store.begin(Place::of(&question.target)).await;
             }
+            let number = since.unwrap_or_else(rand::random);
+            let place = Place::of_variant(&question.target, number, &head.varied);
+            also_at(&place);
+            if since.is_none() {
+                store.mark(&question.target, &names, number).await?;
+            }
+            store.begin(place).await
+        };
+        match begun.await {
+            Ok(file) => Some(Coming {
+                head,
+                fresh,
+                length: response.length,
+                file: Mutex::new(Some(Arc::new(file))),
+                largest: store.largest(),
+                _room: room,
+                progress: watch::Sender::new(Progress { bytes: 0, end: BodyEnd::NotYet }),
+            }),
             Err(e) => {
                 tracing::warn!("a response is not kept: {e}");
                 None
@@ -249,13 +294,36 @@ impl Coming {
                 Ok(None) => return self.length.is_none_or(|length| length == self.progress.borrow().bytes),
                 Err(_) => return false,
             };
-            match self.file.append(piece).await {
+            let Some(file) = self.file() else { return false };
+            match file.append(piece).await {
+                Ok(bytes) if bytes > self.largest => {
+                    tracing::warn!("a response without a length is too large to be kept, and is cut off");
+                    return false;
+                }
                 Ok(bytes) => self.progress.send_modify(|progress| progress.bytes = bytes),
                 Err(e) => {
                     tracing::warn!("a response is cut off: {e}");
                     return false;
                 }
             }
+        }
+    }
+
+    fn file(&self) -> Option<Arc<Unfinished>> {
+        self.file.lock().clone()
+    }
+
+    /// Reads a part of what has come.
+    async fn read(&self, offset: u64, len: u32) -> io::Result<Bytes> {
+        if let Some(file) = self.file() {
+            return file.read(offset, len).await.map_err(io::Error::other);
+        }
+        match self.end().await {
+            BodyEnd::Whole(Some(stored)) => {
+                let len = u64::from(len).min(stored.body.length.saturating_sub(offset)) as u32;
+                stored.body.file.read(offset, len).await.map_err(io::Error::other)
+            }
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
@@ -289,7 +357,7 @@ impl Coming {
                 };
             }
             let bytes = (there.bytes.min(part.end) - part.start).min(PIECE_BYTES);
-            let piece = coming.file.read(part.start, bytes as u32).await.map_err(io::Error::other)?;
+            let piece = coming.read(part.start, bytes as u32).await?;
             if piece.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -301,7 +369,7 @@ impl Coming {
 
 /// Returns where responses to this URL were kept that a changed resource makes worthless: the URL itself, and the URLs that
 /// the answer names on the same origin (RFC 9111, section 4.4).
-pub fn outdated_by(target: &str, answer: &HeaderMap, host: Option<&HeaderValue>) -> Vec<String> {
+pub fn outdated_by(target: &str, answer: &HeaderMap, host: Option<&str>) -> Vec<String> {
     let mut targets = vec![target.to_owned()];
     let names: [HeaderName; 2] = [header::LOCATION, header::CONTENT_LOCATION];
     for value in names.iter().filter_map(|name| answer.get(name)?.to_str().ok()) {
@@ -311,12 +379,9 @@ pub fn outdated_by(target: &str, answer: &HeaderMap, host: Option<&HeaderValue>)
             Some(port) => format!("{name}:{port}"),
             None => name.to_owned(),
         });
-        let same = authority.as_deref() == Some("origin") || authority.as_deref() == host.and_then(|h| h.to_str().ok());
+        let same = authority.as_deref() == Some("origin") || authority.as_deref() == host;
         if same {
-            targets.push(match at.query() {
-                Some(query) => format!("{}?{query}", at.path()),
-                None => at.path().to_owned(),
-            });
+            targets.push(canonical(&at[url::Position::BeforePath..url::Position::AfterQuery]));
         }
     }
     targets

@@ -39,6 +39,8 @@ pub struct Freshness {
     until: SystemTime,
     stale_while_revalidate: Duration,
     stale_if_error: Duration,
+    /// No client gets it stale, even if it asks for that.
+    never_stale: bool,
     /// It is for all clients, and there is something to ask the origin with, or a time in which it is of use without.
     is_useful: bool,
 }
@@ -84,7 +86,11 @@ impl Freshness {
             ["must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"].iter().any(|name| said.has(name));
         let allowed = |name: &str, least: Duration| match never_stale {
             true => Duration::ZERO,
-            false => said.seconds(name).map_or(least, |given| least.max(Duration::from_secs(given))),
+            // The operator's times are for what was fresh once: the rest may be different for each client.
+            false => {
+                let least = if lifetime.is_zero() { Duration::ZERO } else { least };
+                said.seconds(name).map_or(least, |given| least.max(Duration::from_secs(given)))
+            }
         };
         let stale_while_revalidate = allowed("stale-while-revalidate", options.stale_while_revalidate);
         let stale_if_error = allowed("stale-if-error", options.stale_if_error);
@@ -94,6 +100,7 @@ impl Freshness {
             until: head.received.checked_add(lifetime).unwrap_or(head.received),
             stale_while_revalidate,
             stale_if_error,
+            never_stale,
             is_useful: !Head::is_for_one(&head.headers)
                 && (validator || !(lifetime + stale_while_revalidate + stale_if_error).is_zero()),
         }
@@ -105,9 +112,17 @@ impl Freshness {
     }
 
     pub fn for_request(&self, request: &HeaderMap, now: SystemTime) -> Use {
+        if !request.contains_key(header::CACHE_CONTROL) && !request.contains_key(header::PRAGMA) {
+            return match self.stale_for(now) {
+                None => Use::Fresh,
+                Some(stale) if stale < self.stale_while_revalidate => Use::WhileAsking,
+                Some(_) => Use::Confirm,
+            };
+        }
         let asked = Directives::of(request);
         let mut shown = Request::new(());
-        let lines = ["no-cache", "max-age", "min-fresh", "max-stale"].iter().filter(|name| asked.has(name));
+        let names = ["no-cache", "max-age", "min-fresh", "max-stale"];
+        let lines = names.iter().filter(|name| asked.has(name) && !(self.never_stale && **name == "max-stale"));
         let said: Vec<String> = lines
             .map(|name| match asked.value(name) {
                 None => (*name).to_owned(),
@@ -140,7 +155,7 @@ impl Freshness {
 
     /// How long it has been stale; `None` while it is fresh.
     fn stale_for(&self, now: SystemTime) -> Option<Duration> {
-        now.duration_since(self.until).ok()
+        now.duration_since(self.until).ok().filter(|_| now >= self.until)
     }
 
     /// Seconds for which it is fresh; negative if it is stale.
@@ -355,6 +370,9 @@ mod tests {
                 assert!(!freshness.may_stand_in(after(500)), "{said}");
             }
         }
+        let etag = Freshness::of(&head(200, &[("etag", "\"a\"")]), &options);
+        assert!(etag.is_storable() && !etag.may_stand_in(after(1)), "it may be different for each client");
+        assert_eq!(etag.for_request(&HeaderMap::new(), now()), Use::Confirm);
         assert_eq!(lifetime(&Freshness::of(&head(404, &[]), &options)), minute);
         let said = head(404, &[("cache-control", "max-age=1")]);
         assert_eq!(lifetime(&Freshness::of(&said, &options)).as_secs(), 1);
@@ -380,5 +398,9 @@ mod tests {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-stale=20"));
         assert_eq!(freshness.for_request(&headers, now() + Duration::from_secs(70)), Use::Fresh);
         assert_eq!(freshness.for_request(&headers, now() + Duration::from_secs(90)), Use::Confirm);
+        for said in ["no-cache", "max-age=60, proxy-revalidate", "s-maxage=60"] {
+            let never = Freshness::of(&head(200, &[("cache-control", said)]), &FreshnessOptions::default());
+            assert_eq!(never.for_request(&headers, now() + Duration::from_secs(70)), Use::Confirm, "{said}");
+        }
     }
 }

@@ -125,6 +125,11 @@ impl Head {
         if !fresh.headers.contains_key(header::AGE) {
             headers.remove(header::AGE);
         }
+        // What varies differently now is not in the right place.
+        let by: Vec<&HeaderName> = self.varied.iter().map(|(name, _)| name).collect();
+        if !vary_of(&headers)?.iter().all(|name| by.contains(&name)) {
+            return None;
+        }
         Some(Self { headers, received: fresh.received, delay: fresh.delay, ..self.clone() })
     }
 

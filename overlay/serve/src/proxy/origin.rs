@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures::{Stream, stream};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Version, response};
+use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::head::end_to_end;
@@ -31,16 +32,19 @@ const CONDITIONS: [HeaderName; 6] = [
     header::RANGE,
 ];
 
-/// Headers that may make an origin answer for another host or path than those of the request, which a response is kept by.
-const MISLEADING: [&str; 7] = [
+/// Headers that may make an origin answer for another host, path or method than those that a response is kept by.
+const MISLEADING: [&str; 8] = [
     "forwarded",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-prefix",
-    "x-forwarded-proto",
-    "x-original-url",
-    "x-rewrite-url",
+    "front-end-https",
+    "x-host",
+    "x-http-host-override",
+    "x-http-method-override",
+    "x-method-override",
+    "x-url-scheme",
+    "x-wap-profile",
 ];
+/// Beginnings of the names of more such headers.
+const MISLEADING_PREFIXES: [&str; 4] = ["x-forwarded-", "x-original-", "x-rewrite-", "x-proxy-"];
 
 /// The origin does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +85,8 @@ pub struct OriginResponse {
     pub length: Option<u64>,
     /// When it was asked for.
     pub asked: SystemTime,
+    /// Its end is told, so that a body that breaks off is seen.
+    pub is_delimited: bool,
     body: reqwest::Response,
 }
 
@@ -118,8 +124,23 @@ impl Origin {
         for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
             forwarded.remove(name);
         }
-        for name in MISLEADING {
+        let addresses = forwarded.get(FORWARDED_FOR).cloned();
+        let misleads = |name: &HeaderName| {
+            let name = name.as_str();
+            // Some servers take `_` for `-`.
+            MISLEADING.contains(&name) || MISLEADING_PREFIXES.iter().any(|p| name.starts_with(p)) || name.contains('_')
+        };
+        let misleading: Vec<HeaderName> = forwarded.keys().filter(|name| misleads(name)).cloned().collect();
+        for name in misleading {
             forwarded.remove(name);
+        }
+        // A URL that this node signed is as good as a token.
+        let signed = |value: &HeaderValue| value.as_bytes().windows(10).any(|part| part == b"signature=");
+        if forwarded.get(header::REFERER).is_some_and(signed) {
+            forwarded.remove(header::REFERER);
+        }
+        if let Some(addresses) = addresses {
+            forwarded.insert(FORWARDED_FOR, addresses);
         }
         // HTTP/2 may split it (RFC 9113, section 8.2.3).
         let cookies: Vec<&[u8]> = forwarded.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
@@ -139,6 +160,16 @@ impl Origin {
             }
         }
         forwarded
+    }
+
+    /// Clients reach the origin through this node: a URL of the origin becomes a path.
+    fn make_relative(&self, headers: &mut HeaderMap, name: &HeaderName) {
+        let Some(url) = headers.get(name).and_then(|value| Url::parse(value.to_str().ok()?).ok()) else { return };
+        if url.origin() == self.base.origin()
+            && let Ok(path) = HeaderValue::try_from(&url[url::Position::BeforePath..])
+        {
+            headers.insert(name, path);
+        }
     }
 
     /// Sends a request. The content of the response comes by [`OriginResponse::into_pieces`].
@@ -161,14 +192,50 @@ impl Origin {
         let body = asking.send().await.map_err(|error| no_answer(&error))?;
         let (mut head, ()) = http::Response::new(()).into_parts();
         (head.status, head.headers) = (body.status(), body.headers().clone());
-        Ok(OriginResponse { head, length: body.content_length(), asked, body })
+        for name in [header::LOCATION, header::CONTENT_LOCATION] {
+            self.make_relative(&mut head.headers, &name);
+        }
+        let length = body.content_length();
+        let is_delimited = length.is_some()
+            || body.version() == Version::HTTP_2
+            || head.headers.contains_key(header::TRANSFER_ENCODING);
+        Ok(OriginResponse { head, length, asked, is_delimited, body })
     }
 }
 
-/// Whether a path reaches the origin as it is: a URL with dot segments, or with backslashes, stands for another one.
+/// Whether a path reaches the origin as it is. One with dot segments or backslashes may stand for another path there, also if
+/// they are escaped, or have parameters after a semicolon.
 pub fn is_plain(path: &str) -> bool {
-    let dots = |part: &str| matches!(&*part.to_ascii_lowercase().replace("%2e", "."), "." | "..");
-    path.starts_with('/') && !path.contains('\\') && !path.split('/').any(dots)
+    let bad = |part: &str| {
+        let decoded: Vec<u8> = percent_decode_str(part).collect();
+        let name = decoded.split(|byte| *byte == b';').next().unwrap_or_default();
+        matches!(name, b"." | b"..") || decoded.contains(&b'\\') || decoded.contains(&0)
+    };
+    path.starts_with('/') && !path.split('/').any(bad)
+}
+
+/// Returns a target with escapes in their one form (RFC 3986, section 6.2.2): all such targets are the same.
+pub fn canonical(target: &str) -> String {
+    let mut canonical = String::with_capacity(target.len());
+    let mut rest = target;
+    while let Some(at) = rest.find('%') {
+        canonical.push_str(&rest[..at]);
+        let escape = rest.get(at + 1..at + 3).and_then(|digits| Some((digits, u8::from_str_radix(digits, 16).ok()?)));
+        let Some((digits, byte)) = escape else {
+            canonical.push('%');
+            rest = &rest[at + 1..];
+            continue;
+        };
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            canonical.push(char::from(byte));
+        } else {
+            canonical.push('%');
+            canonical.push_str(&digits.to_ascii_uppercase());
+        }
+        rest = &rest[at + 3..];
+    }
+    canonical.push_str(rest);
+    canonical
 }
 
 /// # Errors
@@ -247,7 +314,19 @@ mod tests {
 
     #[test]
     fn a_path_that_stands_for_another_one_is_not_forwarded() {
-        for path in ["/a/../b", "/.", "/a/%2E%2e/b", "/a/.%2e", "/a/..\\b", "*", ""] {
+        for path in [
+            "/a/../b",
+            "/.",
+            "/a/%2E%2e/b",
+            "/a/.%2e",
+            "/a/..\\b",
+            "/a/..;/b",
+            "/a/.%2e;x/b",
+            "/..%5cb",
+            "/a%00",
+            "*",
+            "",
+        ] {
             assert!(!is_plain(path), "{path}");
         }
         for path in ["/", "/a//b", "/.well-known/x", "/a%2fb", "/...", "/a/%20"] {
@@ -259,16 +338,42 @@ mod tests {
     }
 
     #[test]
+    fn escapes_have_one_form() {
+        for (target, expected) in
+            [("/%61%2fb?%c3%A9=%7e", "/a%2Fb?%C3%A9=~"), ("/%", "/%"), ("/%zz%4", "/%zz%4"), ("/100%é", "/100%é")]
+        {
+            assert_eq!(canonical(target), expected);
+        }
+    }
+
+    #[test]
+    fn a_location_at_the_origin_is_one_at_the_node() {
+        let origin = Origin::new("http://host:81", "n").unwrap();
+        for (said, expected) in [
+            ("http://host:81/d/?x#y", "/d/?x#y"),
+            ("http://host/d/", "http://host/d/"),
+            ("https://host:81/d/", "https://host:81/d/"),
+            ("../d", "../d"),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::LOCATION, HeaderValue::from_str(said).unwrap());
+            origin.make_relative(&mut headers, &header::LOCATION);
+            assert_eq!(headers[header::LOCATION], expected);
+        }
+    }
+
+    #[test]
     fn headers_that_are_not_part_of_the_key_do_not_name_another_page() {
         let origin = Origin::new("http://host", "n").unwrap();
         let mut headers = HeaderMap::new();
-        for name in ["x-forwarded-host", "x-original-url", "forwarded"] {
+        headers.insert(header::REFERER, HeaderValue::from_static("http://me/a?expires=1&signature=evil"));
+        for name in ["x-forwarded-host", "x-forwarded-scheme", "x-original-url", "forwarded", "x_forwarded_host"] {
             headers.insert(name, HeaderValue::from_static("evil"));
         }
         headers.append(header::COOKIE, HeaderValue::from_static("a=1"));
         headers.append(header::COOKIE, HeaderValue::from_static("b=2"));
         let forwarded = origin.forwarded(&headers, Version::HTTP_2, IpAddr::from([127, 0, 0, 1]), true);
-        assert!(forwarded.values().all(|value| value != "evil"));
+        assert!(forwarded.values().all(|value| !value.to_str().unwrap().contains("evil")), "{forwarded:?}");
         assert_eq!(
             (&forwarded[header::COOKIE], &forwarded[FORWARDED_PROTO]),
             (&HeaderValue::from_static("a=1; b=2"), &HeaderValue::from_static("https"))

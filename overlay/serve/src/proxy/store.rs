@@ -1,13 +1,14 @@
 //! Responses on the fast pool. Each is a file: the body, then the head.
 //!
 //! The files lie in directories like the paths of their URLs, so that one part of a site can be purged, and is seen on the
-//! page. A name ends in `@` and the hash of the whole URL.
+//! page. A name ends in a space and the hash of the whole URL. No part of a URL has a space, so no directory has such a name.
 //!
 //! If responses of a URL vary by headers of the request, the file of the URL only tells by which ones, and the responses are
 //! beside it. Their hashes include what the request said, and the time at which the first of them came: if the URL's file is
 //! removed, none of them is found again.
 
 use std::hash::Hasher;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -35,10 +36,14 @@ const IDLE: Duration = Duration::from_secs(10);
 const LARGEST_SHARE: u64 = 4;
 /// Longer parts of a path are replaced by their hash: a name has 255 bytes, and the hash needs some.
 const PART_MAX: usize = 200;
-/// Deeper paths are not kept as directories.
-const PARTS_MAX: usize = 64;
-/// Names of responses that have not come to their end begin with this.
-const TEMPORARY: &str = "+";
+/// Deeper directories are left out.
+const PARTS_MAX: usize = 16;
+/// Names of responses that have not come to their end begin with this, and with a number of their process.
+const TEMPORARY: &str = " +";
+/// The share of the fast pool that responses may take that are still coming.
+const COMING_SHARE: u64 = 2;
+/// What a response without a length counts for among them, in bytes.
+const UNKNOWN_BYTES: u64 = 16 << 20;
 /// One read of a body whose checksum is computed.
 const PIECE_BYTES: u32 = 256 << 10;
 
@@ -56,7 +61,7 @@ impl Place {
     }
 
     /// Of the response to a request that says these things, since the first response that varied came.
-    fn of_variant(target: &str, since: u64, varied: &[(HeaderName, Option<String>)]) -> Self {
+    pub fn of_variant(target: &str, since: u64, varied: &[(HeaderName, Option<String>)]) -> Self {
         let mut what = format!("{since}");
         for (name, said) in varied {
             let said = said.as_deref().map_or("-".into(), |said| format!("{}:{said}", said.len()));
@@ -70,12 +75,10 @@ impl Place {
         let mut parts: Vec<String> = path.split('/').skip(1).map(part).collect();
         let last = parts.pop().unwrap_or_default();
         let mut dir = PoolPath::root();
-        if parts.len() <= PARTS_MAX {
-            for part in parts {
-                dir = dir.join(part.as_bytes());
-            }
+        for part in parts.iter().take(PARTS_MAX) {
+            dir = dir.join(part.as_bytes());
         }
-        Self { dir, name: format!("{last}@{}", hash(&[target, variant])) }
+        Self { dir, name: format!("{last} {}", hash(&[target, variant])) }
     }
 
     pub fn path(&self) -> PoolPath {
@@ -83,13 +86,12 @@ impl Place {
     }
 }
 
-/// Returns a part of a URL's path as a file name.
+/// Returns a part of a URL's path as a file name. What is changed begins with a space, which no URL has.
 fn part(part: &str) -> String {
     match part {
-        "" => "%".to_owned(),
         // Neither a name of the file system's own nor of the engine's.
-        _ if part.starts_with('.') || part.starts_with(TEMPORARY) => format!("%{part}"),
-        _ if part.len() > PART_MAX => format!("%%{}", hash(&[part])),
+        _ if part.is_empty() || part.starts_with('.') => format!(" {part}"),
+        _ if part.len() > PART_MAX => format!("  {}", hash(&[part])),
         _ => part.to_owned(),
     }
 }
@@ -107,6 +109,8 @@ fn hash(texts: &[&str]) -> String {
 pub struct StoredBody {
     pub file: ServedFile,
     pub length: u64,
+    /// Bytes after the body.
+    tail: AtomicU64,
     mapped: OnceLock<Option<Mapped>>,
 }
 
@@ -136,6 +140,20 @@ pub struct Unfinished {
 struct OpenResponses {
     by_place: LruCache<Place, Arc<Stored>>,
     bytes: u64,
+    /// Grows when responses are removed: what was read before is not kept open.
+    removals: u64,
+}
+
+/// Room for a response that is coming.
+pub struct ComingRoom {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for ComingRoom {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl OpenResponses {
@@ -143,6 +161,13 @@ impl OpenResponses {
         let stored = self.by_place.pop(place)?;
         self.bytes -= stored.body.file.size;
         Some(stored)
+    }
+
+    /// Takes all for which `goes` is true, and lets none come back that was read before.
+    fn take_all(&mut self, goes: impl Fn(&Place) -> bool) -> Vec<Arc<Stored>> {
+        self.removals += 1;
+        let places: Vec<Place> = self.by_place.iter().map(|(place, _)| place).filter(|p| goes(p)).cloned().collect();
+        places.iter().filter_map(|place| self.take(place)).collect()
     }
 
     fn take_oldest(&mut self) -> Option<Arc<Stored>> {
@@ -157,13 +182,18 @@ pub struct ResponseStore {
     overlay: Overlay,
     options: FreshnessOptions,
     open: Mutex<OpenResponses>,
+    /// Bytes of responses that are coming.
+    coming: Arc<AtomicU64>,
     boot: String,
+    /// Of this process.
+    temporary: String,
 }
 
 impl ResponseStore {
     pub fn new(overlay: Overlay, options: FreshnessOptions) -> Self {
-        let open = Mutex::new(OpenResponses { by_place: LruCache::unbounded(), bytes: 0 });
-        Self { overlay, options, open, boot: boot_id() }
+        let open = Mutex::new(OpenResponses { by_place: LruCache::unbounded(), bytes: 0, removals: 0 });
+        let temporary = format!("{TEMPORARY}{:016x}-", rand::random::<u64>());
+        Self { overlay, options, open, coming: Arc::default(), boot: boot_id(), temporary }
     }
 
     pub fn options(&self) -> &FreshnessOptions {
@@ -175,40 +205,55 @@ impl ResponseStore {
         self.overlay.fast_pool().budget.limit() / LARGEST_SHARE
     }
 
-    /// Returns where the response to a request is kept, and the response if there is one.
-    pub async fn find(&self, target: &str, request: &HeaderMap) -> (Place, Option<Arc<Stored>>) {
+    /// Returns where the response to a request with these headers is kept, and the response if there is one.
+    pub async fn find(&self, target: &str, headers: &HeaderMap) -> (Place, Option<Arc<Stored>>) {
+        self.find_for(target, || headers).await
+    }
+
+    /// The same. The headers are needed only if responses of the URL vary.
+    pub async fn find_for<'a>(
+        &self,
+        target: &str,
+        headers: impl FnOnce() -> &'a HeaderMap,
+    ) -> (Place, Option<Arc<Stored>>) {
         let place = Place::of(target);
         let Some(found) = self.open(&place).await else { return (place, None) };
         let Some(since) = found.head.marks else { return (place, Some(found)) };
-        let varied: Vec<_> = found.head.varied.iter().map(|(name, _)| (name.clone(), said_of(request, name))).collect();
+        let headers = headers();
+        let varied: Vec<_> = found.head.varied.iter().map(|(name, _)| (name.clone(), said_of(headers, name))).collect();
         let place = Place::of_variant(target, since, &varied);
         let found = self.open(&place).await.filter(|stored| stored.head.marks.is_none());
         (place, found)
     }
 
-    /// Returns where a response is to be kept. If it varies, the URL's file tells so from now on.
+    /// Returns room for a response of this length; `None` if it is too large, or others take the room.
+    pub fn room_for(&self, length: Option<u64>) -> Option<ComingRoom> {
+        let bytes = length.unwrap_or(UNKNOWN_BYTES);
+        if length.is_some_and(|length| length > self.largest()) {
+            return None;
+        }
+        let room = ComingRoom { all: self.coming.clone(), bytes };
+        let before = self.coming.fetch_add(bytes, Ordering::Relaxed);
+        (before.saturating_add(bytes) <= self.overlay.fast_pool().budget.limit() / COMING_SHARE).then_some(room)
+    }
+
+    /// Returns the headers that responses of a URL vary by, if it is known that they do.
+    pub async fn varies_by(&self, target: &str) -> Option<(Vec<HeaderName>, u64)> {
+        let found = self.open(&Place::of(target)).await?;
+        let since = found.head.marks?;
+        Some((found.head.varied.iter().map(|(name, _)| name.clone()).collect(), since))
+    }
+
+    /// Notes that responses of a URL vary by these headers of the request from now on.
     ///
     /// # Errors
     /// Those of [`Overlay::make_file`].
-    pub async fn place_for(&self, target: &str, varied: &[(HeaderName, Option<String>)]) -> Result<Place> {
-        let place = Place::of(target);
-        if varied.is_empty() {
-            return Ok(place);
-        }
-        let by = |head: &Head| head.varied.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        let names: Vec<HeaderName> = varied.iter().map(|(name, _)| name.clone()).collect();
-        if let Some(found) = self.open(&place).await
-            && let Some(since) = found.head.marks
-            && by(&found.head) == names
-        {
-            return Ok(Place::of_variant(target, since, varied));
-        }
-        let since = rand::random();
+    pub async fn mark(&self, target: &str, names: &[HeaderName], since: u64) -> Result<()> {
         let (parts, ()) = http::Response::new(()).into_parts();
-        let names = names.into_iter().map(|name| (name, None)).collect();
-        let head = Head { marks: Some(since), ..Head::new(&parts, names, SystemTime::now()) };
-        self.begin(place).await?.finish(self, head).await?;
-        Ok(Place::of_variant(target, since, varied))
+        let varied = names.iter().map(|name| (name.clone(), None)).collect();
+        let head = Head { marks: Some(since), ..Head::new(&parts, varied, SystemTime::now()) };
+        self.begin(Place::of(target)).await?.finish(self, head).await?;
+        Ok(())
     }
 
     /// Begins to write a response.
@@ -216,30 +261,31 @@ impl ResponseStore {
     /// # Errors
     /// Those of [`Overlay::make_file`].
     pub async fn begin(&self, place: Place) -> Result<Unfinished> {
-        let temporary = format!("{TEMPORARY}{:032x}", rand::random::<u128>());
+        let temporary = format!("{}{:032x}", self.temporary, rand::random::<u128>());
         let file = self.overlay.make_file(&place.dir, temporary.as_bytes()).await?;
         Ok(Unfinished { place, file, written: Mutex::new(0), sum: Mutex::new(XxHash3_64::new()) })
     }
 
     /// Keeps the new head of a response that the origin has confirmed.
     pub async fn confirm(&self, stored: &Stored, head: Head) -> Arc<Stored> {
-        let body = &stored.body;
-        let tail = head.tail(body.length, body.file.size - body.length);
-        if let Err(e) = body.file.rewrite(body.length, tail.into()).await {
-            tracing::debug!("{}: the head is only in memory: {e}", stored.place.name);
-        }
+        stored.body.write_head(&head).await;
         let fresh = Freshness::of(&head, &self.options);
         let used = Mutex::new(Instant::now());
-        self.keep(Stored { place: stored.place.clone(), head, fresh, body: body.clone(), used })
+        let removals = self.open.lock().removals;
+        self.keep(Stored { place: stored.place.clone(), head, fresh, body: stored.body.clone(), used }, removals)
     }
 
     /// Removes what is kept for a URL.
     pub async fn invalidate(&self, target: &str) {
-        let place = Place::of(target);
-        self.forget(&place);
+        self.remove(&Place::of(target)).await;
+    }
+
+    pub async fn remove(&self, place: &Place) {
+        self.close(|open| open == place);
         if let Err(e) = self.overlay.remove_file(&place.path()).await {
             tracing::warn!("{}: not removed: {e}", place.name);
         }
+        self.close(|open| open == place);
     }
 
     /// Removes what is kept for a URL's path, whatever its query, and for all below it. Returns the number of responses.
@@ -247,24 +293,30 @@ impl ResponseStore {
     /// # Errors
     /// Those of the catalog.
     pub async fn purge(&self, path: &str) -> Result<u64> {
-        let place = Place::of(path);
-        let closed: Vec<_> = {
-            let mut open = self.open.lock();
-            let all: Vec<Place> = open.by_place.iter().map(|(place, _)| place.clone()).collect();
-            all.iter().filter_map(|place| open.take(place)).collect()
-        };
-        drop(closed);
+        self.close(|_| true);
+        let removed = self.remove_path(path).await;
+        self.close(|_| true);
+        removed
+    }
+
+    async fn remove_path(&self, path: &str) -> Result<u64> {
         if path == "/" {
             return self.overlay.remove_below(&PoolPath::root(), |_| true).await;
         }
-        let last = place.name.rsplit_once('@').map_or("", |(last, _)| last).to_owned();
+        let place = Place::of(path);
+        let last = place.name.rsplit_once(' ').map_or("", |(last, _)| last).to_owned();
         let directory = match path.ends_with('/') {
             true => place.dir.clone(),
             false => place.dir.join(last.as_bytes()),
         };
         let below = self.overlay.remove_below(&directory, |_| true).await?;
-        let own = move |name: &[u8]| name.strip_prefix(last.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'@'));
+        let own = move |name: &[u8]| name.strip_prefix(last.as_bytes()).is_some_and(|rest| rest.first() == Some(&b' '));
         Ok(below + self.overlay.remove_in(&place.dir, own).await?)
+    }
+
+    fn close(&self, goes: impl Fn(&Place) -> bool) {
+        let closed = self.open.lock().take_all(goes);
+        drop(closed);
     }
 
     /// Removes responses that did not come to their end before the last start.
@@ -272,7 +324,9 @@ impl ResponseStore {
     /// # Errors
     /// Those of the catalog.
     pub async fn remove_unfinished(&self) -> Result<u64> {
-        self.overlay.remove_below(&PoolPath::root(), |name| name.starts_with(TEMPORARY.as_bytes())).await
+        let is_old =
+            |name: &[u8]| name.starts_with(TEMPORARY.as_bytes()) && !name.starts_with(self.temporary.as_bytes());
+        self.overlay.remove_below(&PoolPath::root(), is_old).await
     }
 
     /// Closes responses that were not used for a while.
@@ -287,15 +341,18 @@ impl ResponseStore {
         drop(open);
     }
 
-    fn forget(&self, place: &Place) {
-        let gone = self.open.lock().take(place);
-        drop(gone);
-    }
-
-    fn keep(&self, stored: Stored) -> Arc<Stored> {
+    /// Keeps a response open, unless responses were removed since then. A response that came later stays.
+    fn keep(&self, stored: Stored, removals: u64) -> Arc<Stored> {
         let stored = Arc::new(stored);
         let mut closed = Vec::new();
         let mut open = self.open.lock();
+        if open.removals != removals {
+            return stored;
+        }
+        if let Some(newer) = open.by_place.peek(&stored.place).filter(|kept| kept.head.received > stored.head.received)
+        {
+            return newer.clone();
+        }
         closed.extend(open.take(&stored.place));
         let bytes_max = self.overlay.fast_pool().budget.limit() / OPEN_SHARE;
         if stored.body.file.size <= bytes_max {
@@ -311,12 +368,16 @@ impl ResponseStore {
     }
 
     async fn open(&self, place: &Place) -> Option<Arc<Stored>> {
-        if let Some(stored) = self.open.lock().by_place.get(place) {
-            *stored.used.lock() = Instant::now();
-            return Some(stored.clone());
-        }
+        let removals = {
+            let mut open = self.open.lock();
+            if let Some(stored) = open.by_place.get(place) {
+                *stored.used.lock() = Instant::now();
+                return Some(stored.clone());
+            }
+            open.removals
+        };
         match self.read(place).await {
-            Ok(Some(stored)) => Some(self.keep(stored)),
+            Ok(Some(stored)) => Some(self.keep(stored, removals)),
             Ok(None) => None,
             Err(e) => {
                 tracing::warn!("{}: not used: {e}", place.name);
@@ -332,13 +393,18 @@ impl ResponseStore {
         let foot = file.read(foot.start, (foot.end - foot.start) as u32).await?;
         let Some(range) = Head::of_foot(&foot, file.size) else { return Ok(None) };
         let json = file.read(range.start, (range.end - range.start) as u32).await?;
-        let Some(head) = Head::parse(&json) else { return Ok(None) };
+        let Some(mut head) = Head::parse(&json) else { return Ok(None) };
+        let tail = AtomicU64::new(file.size - range.start);
+        let body = Arc::new(StoredBody { file, length: range.start, tail, mapped: OnceLock::new() });
         // Content that was not synced before a power cut may be anything.
-        if head.boot != self.boot && checksum(&file, range.start).await? != head.sum {
-            return Ok(None);
+        if head.boot != self.boot {
+            if checksum(&body.file, body.length).await? != head.sum {
+                return Ok(None);
+            }
+            head.boot.clone_from(&self.boot);
+            body.write_head(&head).await;
         }
         let fresh = Freshness::of(&head, &self.options);
-        let body = Arc::new(StoredBody { file, length: range.start, mapped: OnceLock::new() });
         Ok(Some(Stored { place: place.clone(), head, fresh, body, used: Mutex::new(Instant::now()) }))
     }
 }
@@ -354,6 +420,18 @@ async fn checksum(file: &ServedFile, length: u64) -> Result<u64> {
         at += piece.len() as u64;
     }
     Ok(sum.finish())
+}
+
+impl StoredBody {
+    /// Writes the head again, after the body.
+    async fn write_head(&self, head: &Head) {
+        let tail = head.tail(self.length, self.tail.load(Ordering::Relaxed));
+        let bytes = tail.len() as u64;
+        match self.file.rewrite(self.length, tail.into()).await {
+            Ok(()) => self.tail.store(bytes, Ordering::Relaxed),
+            Err(e) => tracing::debug!("the head of a response is only in memory: {e}"),
+        }
+    }
 }
 
 impl Unfinished {
@@ -386,9 +464,10 @@ impl Unfinished {
         let length = *self.written.lock();
         let head = Head { sum: self.sum.lock().finish(), ..head };
         self.file.write(length, head.tail(length, 0).into()).await?;
+        let removals = store.open.lock().removals;
         self.file.publish(self.place.name.as_bytes()).await?;
-        store.forget(&self.place);
-        Ok(store.open(&self.place).await)
+        let Some(stored) = store.read(&self.place).await? else { return Ok(None) };
+        Ok(Some(store.keep(stored, removals)))
     }
 }
 
@@ -400,13 +479,14 @@ mod tests {
     fn a_place_is_like_the_path_and_no_other_url_has_it() {
         let of = |target: &str| {
             let place = Place::of(target);
-            (place.dir.to_string(), place.name.split('@').next().unwrap().to_owned())
+            (place.dir.to_string(), place.name.rsplit_once(' ').unwrap().0.to_owned())
         };
         assert_eq!(of("/a/b?x=1"), ("/a".into(), "b".into()));
-        assert_eq!(of("/a/"), ("/a".into(), "%".into()));
-        assert_eq!(of("/"), (PoolPath::root().to_string(), "%".into()));
-        assert_eq!(of("/../.forebay~x/c"), ("/%../%.forebay~x".into(), "c".into()));
-        assert_eq!(of("/a//b").0, "/a/%");
+        assert_eq!(of("/a/"), ("/a".into(), " ".into()));
+        assert_eq!(of("/"), (PoolPath::root().to_string(), " ".into()));
+        assert_eq!(of("/.well-known/.forebay~x/c"), ("/ .well-known/ .forebay~x".into(), "c".into()));
+        assert_eq!(of("/a//b").0, "/a/ ");
+        assert_eq!(of(&format!("{}/x", "/a".repeat(100))).0, "/a".repeat(PARTS_MAX));
         let long = format!("/{}", "x".repeat(300));
         assert!(Place::of(&long).name.len() < 255 && Place::of(&format!("{long}/y")).dir != Place::of("/y").dir);
         let targets = ["/a", "/a?", "/a?x", "/a/", "/b", "/%2e", "/.", "/a//b", "/a/b"];
