@@ -223,6 +223,14 @@ impl NewFile {
         self.overlay.read(self.ino, offset, len).await
     }
 
+    /// Opens the file for reading, whatever name it has by now.
+    ///
+    /// # Errors
+    /// `Stale` if it is gone; errors of the device.
+    pub async fn reopen(&self) -> Result<ServedFile> {
+        self.overlay.open_served(self.ino, &UserGroups { uid: OWNER.uid, groups: Vec::new() }).await
+    }
+
     /// Gives the file its name, in place of any file of that name.
     ///
     /// # Errors

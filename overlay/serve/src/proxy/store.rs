@@ -272,7 +272,10 @@ impl ResponseStore {
         let fresh = Freshness::of(&head, &self.options);
         let used = Mutex::new(Instant::now());
         let removals = self.open.lock().removals;
-        self.keep(Stored { place: stored.place.clone(), head, fresh, body: stored.body.clone(), used }, removals)
+        let stored = Stored { place: stored.place.clone(), head, fresh, body: stored.body.clone(), used };
+        let stored = Arc::new(stored);
+        self.keep(stored.clone(), removals);
+        stored
     }
 
     /// Removes what is kept for a URL.
@@ -342,8 +345,8 @@ impl ResponseStore {
     }
 
     /// Keeps a response open, unless responses were removed since then. A response that came later stays.
-    fn keep(&self, stored: Stored, removals: u64) -> Arc<Stored> {
-        let stored = Arc::new(stored);
+    /// Returns the one that stays.
+    fn keep(&self, stored: Arc<Stored>, removals: u64) -> Arc<Stored> {
         let mut closed = Vec::new();
         let mut open = self.open.lock();
         if open.removals != removals {
@@ -377,7 +380,7 @@ impl ResponseStore {
             open.removals
         };
         match self.read(place).await {
-            Ok(Some(stored)) => Some(self.keep(stored, removals)),
+            Ok(Some(stored)) => Some(self.keep(Arc::new(stored), removals)),
             Ok(None) => None,
             Err(e) => {
                 tracing::warn!("{}: not used: {e}", place.name);
@@ -388,7 +391,13 @@ impl ResponseStore {
 
     /// Reads a response; `None` if there is none, or not all of it.
     async fn read(&self, place: &Place) -> Result<Option<Stored>> {
-        let Some(file) = self.overlay.open_resident(&place.path()).await? else { return Ok(None) };
+        match self.overlay.open_resident(&place.path()).await? {
+            Some(file) => self.read_file(place, file).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn read_file(&self, place: &Place, file: ServedFile) -> Result<Option<Stored>> {
         let foot = Head::foot(file.size);
         let foot = file.read(foot.start, (foot.end - foot.start) as u32).await?;
         let Some(range) = Head::of_foot(&foot, file.size) else { return Ok(None) };
@@ -466,8 +475,11 @@ impl Unfinished {
         self.file.write(length, head.tail(length, 0).into()).await?;
         let removals = store.open.lock().removals;
         self.file.publish(self.place.name.as_bytes()).await?;
-        let Some(stored) = store.read(&self.place).await? else { return Ok(None) };
-        Ok(Some(store.keep(stored, removals)))
+        // Another response may have taken the name meanwhile: this is about the one that was written.
+        let file = self.file.reopen().await?;
+        let Some(stored) = store.read_file(&self.place, file).await?.map(Arc::new) else { return Ok(None) };
+        store.keep(stored.clone(), removals);
+        Ok(Some(stored))
     }
 }
 
