@@ -159,13 +159,13 @@ impl CacheNode {
         match &self.content {
             Content::Pool(content) => match self.allowed(request, user) {
                 Ok(parsed) => send(content, parsed, request, client).await,
-                Err(refused) => refused,
+                Err(refused) => *refused,
             },
             Content::Origin(proxy) => {
                 // A path of an origin may be one that no file has: it matters only if access depends on it.
                 let open = self.access.load().is_open();
                 if !open && let Err(refused) = self.allowed(request, user) {
-                    return refused;
+                    return *refused;
                 }
                 let target = match open {
                     true => uri.path_and_query().map_or(path, |target| target.as_str()).to_owned(),
@@ -181,12 +181,12 @@ impl CacheNode {
         &self,
         request: &Request<RequestContent>,
         user: &mut Option<String>,
-    ) -> Result<RequestPath, Response<ReplyBody>> {
+    ) -> Result<RequestPath, Box<Response<ReplyBody>>> {
         let uri = request.uri();
-        let parsed = parse(uri.path()).map_err(|why| reply::text(StatusCode::BAD_REQUEST, why))?;
+        let parsed = parse(uri.path()).map_err(|why| Box::new(reply::text(StatusCode::BAD_REQUEST, why)))?;
         match self.access.load().may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()) {
             Verdict::Allowed { name } => *user = name,
-            refused => return Err(unallowed(&refused)),
+            refused => return Err(Box::new(unallowed(&refused))),
         }
         Ok(parsed)
     }
