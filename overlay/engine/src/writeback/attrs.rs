@@ -310,8 +310,12 @@ impl Inner {
             (FileKind::File, true) => record.version.as_ref().is_some_and(|v| v.same_content(&there.version)),
             _ => true,
         };
-        changes.only_if = (record.kind == FileKind::File && times && content_is_ours).then(|| there.version.clone());
+        if !content_is_ours {
+            // With our times, content of the same size could be taken for ours later.
+            (changes.atime, changes.mtime) = (None, None);
+        }
         let moves_version = record.kind == FileKind::File && times && content_is_ours;
+        changes.only_if = moves_version.then(|| there.version.clone());
         if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
             // The times change the version, which must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
