@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use forebay_api::operator::FlushRequest;
 use forebay_backends::decorators::{CallKind, Metrics, Throttle};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{ListingSupport, Pool, Time};
-use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime};
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
 
 fn policy(ttl: &str) -> Policy {
@@ -176,5 +177,31 @@ async fn new_content_is_staged_though_attributes_are_being_flushed() {
     };
     tokio::join!(flush(&overlay), staging);
     fixture.fault.set_down(true);
+    assert_eq!(read(&overlay, "f").await.unwrap(), "their content");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_of_attributes_that_meets_another_writer_sends_the_others() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"first content").await;
+    let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(50)));
+    let overlay = Overlay::open(Options { pool: slow, ..fixture.options() }).await.unwrap();
+    let ino = find(&overlay, "f").await;
+    let mtime = Some(SetTime::At(Time { secs: 1_000_000_000, nanos: 0 }));
+    overlay.setattr(ino, &Change { mode: Some(0o600), mtime, ..Change::default() }, CALLER).await.unwrap();
+    let stats = || fixture.metrics.snapshot().of(CallKind::Stat).count;
+    let before = stats();
+    let writing = async {
+        // The flush has looked at the object, and has not sent the attributes yet.
+        while stats() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fixture.memory.write_at(&pool_path("f"), 0, "their content".into()).await.unwrap()
+    };
+    let flushing = summary(overlay.flush(FlushRequest { wait: true, ..FlushRequest::default() }));
+    let ((done, failed), theirs) = tokio::join!(flushing, writing);
+    assert_eq!((done.failed, failed), (0, Vec::new()));
+    let now = fixture.memory.stat(&pool_path("f")).await.unwrap();
+    assert_eq!((now.mode, now.mtime), (0o600, theirs.mtime));
     assert_eq!(read(&overlay, "f").await.unwrap(), "their content");
 }

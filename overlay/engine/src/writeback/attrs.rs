@@ -18,15 +18,18 @@ use super::refused::mode_without;
 use super::upload::Uploaded;
 use crate::node::Node;
 
-/// How often an upload is tried while other clients change the file.
+/// How often an upload is tried while other clients change the file, and how often attributes are sent.
 const ATTEMPTS: u32 = 3;
+/// How many steps a flush of an inode has: its name, what is in doubt, and what differs.
+const STEPS: u32 = 3;
 
 impl Inner {
     /// Flushes what differs of one inode; first its name, if the pool does not have it yet.
     pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.take_set_id(&self.node(ino)?)?;
         let mut looked = false;
-        for _ in 0..3 {
+        let (mut steps, mut meetings) = (0..STEPS, 0..ATTEMPTS);
+        while steps.next().is_some() {
             let record = self.record_of(ino)?;
             if !record.is_dirty() {
                 return Ok(());
@@ -53,6 +56,10 @@ impl Inner {
                         looked = true;
                         let Some((parent, _)) = record.links.first() else { return Err(e) };
                         self.look_above(*parent).await?;
+                    }
+                    // Another client wrote it meanwhile: the next attempt sees what it wrote.
+                    Err(e) if e.is(ErrorKind::Busy) && e.side() == Side::Pool && meetings.next().is_some() => {
+                        steps = 0..STEPS;
                     }
                     other => return other,
                 }
