@@ -106,7 +106,7 @@ impl Inner {
     async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
-            self.end_abandoned_write_through(node).await?;
+            self.end_abandoned_write_through(node).await.map_err(|e| self.no_longer_there(node, e))?;
             let known = self.known(node);
             match self.fetch_as_known(node, range.clone()).await {
                 Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
