@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_backends::decorators::{CallKind, Metrics, Throttle};
+use forebay_api::operator::FlushRequest;
+use forebay_backends::decorators::{Around, CallKind, Decorated, Metrics, PoolAnswer, PoolCall, Throttle};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{ListingSupport, Pool, Time};
-use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime};
+use forebay_backends::{ListingSupport, Pool, Result, Time};
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::Notify;
 
 fn policy(ttl: &str) -> Policy {
     let text = format!("[default]\nflush = \"manual\"\nmetadata-ttl = \"{ttl}\"\n[pool]\nretry = \"0s\"\n");
@@ -177,4 +181,86 @@ async fn new_content_is_staged_though_attributes_are_being_flushed() {
     tokio::join!(flush(&overlay), staging);
     fixture.fault.set_down(true);
     assert_eq!(read(&overlay, "f").await.unwrap(), "their content");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_of_attributes_that_meets_another_writer_sends_the_others() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"first content").await;
+    let slow = Arc::new(Throttle::new(fixture.metrics.clone(), None, Duration::from_millis(50)));
+    let overlay = Overlay::open(Options { pool: slow, ..fixture.options() }).await.unwrap();
+    let ino = find(&overlay, "f").await;
+    let mtime = Some(SetTime::At(Time { secs: 1_000_000_000, nanos: 0 }));
+    overlay.setattr(ino, &Change { mode: Some(0o600), mtime, ..Change::default() }, CALLER).await.unwrap();
+    let stats = || fixture.metrics.snapshot().of(CallKind::Stat).count;
+    let before = stats();
+    let writing = async {
+        // The flush has looked at the object, and has not sent the attributes yet.
+        while stats() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        fixture.memory.write_at(&pool_path("f"), 0, "their content".into()).await.unwrap()
+    };
+    let flushing = summary(overlay.flush(FlushRequest { wait: true, ..FlushRequest::default() }));
+    let ((done, failed), theirs) = tokio::join!(flushing, writing);
+    assert_eq!((done.failed, failed), (0, Vec::new()));
+    let now = fixture.memory.stat(&pool_path("f")).await.unwrap();
+    assert_eq!((now.mode, now.mtime), (0o600, theirs.mtime));
+    assert_eq!(read(&overlay, "f").await.unwrap(), "their content");
+}
+
+/// A pool that holds back one question about a name.
+#[derive(Default)]
+struct HeldQuestion {
+    is_next: AtomicBool,
+    is_held: Notify,
+    goes_on: Notify,
+}
+
+/// What the pool is wrapped in: the test keeps the question.
+struct Holding(Arc<HeldQuestion>);
+
+impl Around for Holding {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        async move {
+            if call.kind == CallKind::Stat && self.0.is_next.swap(false, Ordering::Relaxed) {
+                self.0.is_held.notify_one();
+                self.0.goes_on.notified().await;
+            }
+            inner.await
+        }
+        .boxed()
+    }
+}
+
+/// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what any client flushed before it."
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_sees_new_content_though_the_file_is_renamed_in_the_pool_meanwhile() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"first content").await;
+    let held = Arc::new(HeldQuestion::default());
+    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), Holding(held.clone())));
+    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    assert_eq!(read(&overlay, "f").await.unwrap(), "first content");
+    let ino = find(&overlay, "f").await;
+    rename(&overlay, "f", "g").await.unwrap();
+    held.is_next.store(true, Ordering::Relaxed);
+    let opening = async {
+        overlay.open_file(ino, RDONLY).await.unwrap();
+        let seen = overlay.read(ino, 0, 100).await.unwrap();
+        overlay.release(ino, RDONLY);
+        seen
+    };
+    let flushing = async {
+        held.is_held.notified().await;
+        flushed(&overlay).await;
+        fixture.memory.write_at(&pool_path("g"), 0, "other content".into()).await.unwrap();
+        held.goes_on.notify_one();
+    };
+    let (seen, ()) = tokio::join!(opening, flushing);
+    assert_eq!(seen, "other content");
 }

@@ -51,6 +51,30 @@ async fn rights_that_another_client_changed_are_seen_after_a_flush_of_times() {
     assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o600);
 }
 
+/// SEMANTICS 24: "If another client wrote a file whose times are to be sent, the file keeps the times of that client."
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_client_wrote_gets_no_times_that_hide_it() {
+    for is_lost in [true, false] {
+        let fixture = Fixture::new();
+        fixture.put("a", b"first").await;
+        let overlay = fixture.open().await;
+        assert_eq!(read(&overlay, "a").await.unwrap(), "first");
+        let ino = find(&overlay, "a").await;
+        let read_at = |secs| Change { atime: Some(SetTime::At(Time { secs, nanos: 0 })), ..Change::default() };
+        overlay.setattr(ino, &read_at(1_000), CALLER).await.unwrap();
+        let theirs = fixture.memory.write_at(&pool_path("a"), 0, "their".into()).await.unwrap();
+        let odds = Odds { before: 0.0, after: if is_lost { 1.0 } else { 0.0 } };
+        fixture.fault.set_odds(CallKind::SetAttrs, odds);
+        flush(&overlay).await;
+        fixture.fault.heal();
+        overlay.setattr(ino, &read_at(2_000), CALLER).await.unwrap();
+        flushed(&overlay).await;
+        assert_eq!(read(&overlay, "a").await.unwrap(), "their", "the answer is lost: {is_lost}");
+        let now = fixture.memory.stat(&pool_path("a")).await.unwrap();
+        assert_eq!(now.mtime, theirs.mtime, "the answer is lost: {is_lost}");
+    }
+}
+
 /// Two names, `a` and `c`, stand for one file, and `d` was renamed over `c`. The rename reaches the pool, and its answer
 /// is lost. What the flush then sends of the file under its name `a` must not end the doubt about `c`.
 async fn a_name_whose_rename_was_not_answered_stays(change: impl AsyncFn(&Overlay, Ino)) {

@@ -31,7 +31,7 @@ pub use health::{DeviceHealth, is_device_error};
 pub use preallocated::{ContentNumbers, Spares};
 pub use space::{Reservation, SpaceBudget};
 pub use store::ContentStore;
-pub use tiers::{StorageTier, TIER_OF_FAST, TierDirectory, TierLayout};
+pub use tiers::{SpaceReservation, StorageTier, TIER_OF_FAST, TierDirectory, TierLayout};
 pub use trash::Trash;
 pub use writeback_errors::Content;
 

@@ -1,20 +1,34 @@
 //! The hard limit of the fast pool: space is reserved before it is written.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-
 use tokio::sync::Notify;
 
 /// The bytes of the fast pool: the limit, the used ones, and the reserved ones.
 #[derive(Debug)]
 pub struct SpaceBudget {
     limit: u64,
-    /// Briefly negative after a start: space that the last daemon did not count is freed before the recount has found
-    /// it.
-    used: AtomicI64,
-    reserved: AtomicU64,
+    taken: Mutex<TakenSpace>,
     /// Notified when used or reserved bytes grow.
     grown: Notify,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct TakenSpace {
+    /// Briefly negative after a start: space that the last daemon did not count is freed before the recount has found
+    /// it.
+    used: i64,
+    reserved: u64,
+}
+
+impl TakenSpace {
+    fn used(self) -> u64 {
+        self.used.max(0) as u64
+    }
+
+    fn total(self) -> u64 {
+        self.used().saturating_add(self.reserved)
+    }
 }
 
 /// Reserved space, given back when dropped.
@@ -26,7 +40,7 @@ pub struct Reservation {
 
 impl SpaceBudget {
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicI64::new(0), reserved: AtomicU64::new(0), grown: Notify::new() })
+        Arc::new(Self { limit, taken: Mutex::default(), grown: Notify::new() })
     }
 
     pub fn limit(&self) -> u64 {
@@ -34,35 +48,46 @@ impl SpaceBudget {
     }
 
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed).max(0) as u64
+        self.taken.lock().used()
     }
 
     pub fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
+        self.taken.lock().reserved
+    }
+
+    /// Returns the used and reserved bytes.
+    pub fn taken(&self) -> u64 {
+        self.taken.lock().total()
     }
 
     /// Reserves `bytes`; `None` if that would exceed the limit.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
-        let mut reserved = self.reserved.load(Ordering::Relaxed);
-        loop {
-            let total = self.used().checked_add(reserved)?.checked_add(bytes)?;
-            if total > self.limit {
+        {
+            let mut taken = self.taken.lock();
+            if taken.total().checked_add(bytes)? > self.limit {
                 return None;
             }
-            let new = reserved + bytes;
-            match self.reserved.compare_exchange_weak(reserved, new, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => {
-                    self.grown.notify_one();
-                    return Some(Reservation { budget: self.clone(), bytes });
-                }
-                Err(now) => reserved = now,
-            }
+            taken.reserved += bytes;
         }
+        self.grown.notify_one();
+        Some(Reservation { budget: self.clone(), bytes })
     }
 
     /// Records that a content file occupies `is` bytes, where `was` bytes were known.
     pub fn account(&self, was: u64, is: u64) {
-        self.used.fetch_add(is as i64 - was as i64, Ordering::AcqRel);
+        self.account_reserved(was, is, None);
+    }
+
+    /// The same for bytes that were reserved in this budget before they were written. The reservation ends in the same
+    /// step: if the bytes counted twice for a moment, another caller would find no space.
+    pub fn account_reserved(&self, was: u64, is: u64, reserved: Option<Reservation>) {
+        // One of another budget, because the content came to another tier than expected, is only given back.
+        let mut reserved = reserved.filter(|reserved| std::ptr::eq(&*reserved.budget, self));
+        {
+            let mut taken = self.taken.lock();
+            taken.used += is as i64 - was as i64;
+            taken.reserved -= reserved.as_mut().map_or(0, |reserved| std::mem::take(&mut reserved.bytes));
+        }
         if is > was {
             self.grown.notify_one();
         }
@@ -75,13 +100,13 @@ impl SpaceBudget {
 
     /// Returns the bytes that exceed a share of the limit.
     pub fn above(&self, share: f64) -> u64 {
-        self.used().saturating_add(self.reserved()).saturating_sub((self.limit as f64 * share) as u64)
+        self.taken().saturating_sub((self.limit as f64 * share) as u64)
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.budget.taken.lock().reserved -= self.bytes;
     }
 }
 
@@ -100,5 +125,14 @@ mod tests {
         assert!(budget.reserve(40).is_some());
         budget.account(60, 10);
         assert_eq!((budget.used(), budget.reserved()), (10, 0));
+    }
+
+    #[test]
+    fn bytes_that_were_reserved_and_written_count_once() {
+        let budget = SpaceBudget::new(100);
+        let reserved = budget.reserve(60).unwrap();
+        budget.account_reserved(0, 50, Some(reserved));
+        assert_eq!((budget.used(), budget.reserved()), (50, 0));
+        assert!(budget.reserve(50).is_some());
     }
 }

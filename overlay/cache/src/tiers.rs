@@ -15,7 +15,7 @@ use forebay_backends::{Error, Result};
 use crate::device::Device;
 use crate::health::is_device_error;
 use crate::store::{bad, default_limit, free_bytes, has_fine_times, on_device, total_bytes};
-use crate::{ContentId, ContentStore, SpaceBudget};
+use crate::{ContentId, ContentStore, Reservation, SpaceBudget};
 
 /// The name of the tier of the directories that `--fast` gives.
 pub const TIER_OF_FAST: &str = "fast";
@@ -46,6 +46,19 @@ pub struct TierDirectory {
     pub path: PathBuf,
     /// It was used before, by this fast pool.
     pub is_marked: bool,
+}
+
+/// Space that is reserved for content.
+#[derive(Debug, Default)]
+pub struct SpaceReservation {
+    pub in_fast_pool: Option<Reservation>,
+    pub in_tier: Option<Reservation>,
+}
+
+impl From<Reservation> for SpaceReservation {
+    fn from(reservation: Reservation) -> Self {
+        Self { in_fast_pool: Some(reservation), in_tier: None }
+    }
 }
 
 /// A tier of the fast pool.
@@ -250,18 +263,27 @@ impl ContentStore {
 
     /// Records that a content file occupies `is` bytes, where `was` bytes were known.
     pub fn account(&self, id: ContentId, was: u64, is: u64) {
-        self.account_on(self.device_of(id), was, is);
+        self.account_reserved(id, was, is, SpaceReservation::default());
+    }
+
+    /// The same for bytes that were reserved before they were written. The reservation ends in the same step.
+    pub fn account_reserved(&self, id: ContentId, was: u64, is: u64, reserved: SpaceReservation) {
+        self.account_reserved_on(self.device_of(id), was, is, reserved);
     }
 
     /// The same for other bytes on a device.
     pub fn account_on(&self, device: usize, was: u64, is: u64) {
+        self.account_reserved_on(device, was, is, SpaceReservation::default());
+    }
+
+    fn account_reserved_on(&self, device: usize, was: u64, is: u64, reserved: SpaceReservation) {
         if !self.has_tiers() {
-            return self.budget.account(was, is);
+            return self.budget.account_reserved(was, is, reserved.in_fast_pool);
         }
         let Some(tier) = self.tiers.iter().find(|tier| tier.devices.contains(&device)) else { return };
-        tier.budget.account(was, is);
+        tier.budget.account_reserved(was, is, reserved.in_tier);
         if !tier.is_volatile {
-            self.budget.account(was, is);
+            self.budget.account_reserved(was, is, reserved.in_fast_pool);
         }
     }
 

@@ -124,7 +124,7 @@ async fn count_loop(inner: Arc<Inner>) {
             again.throttle_writers()?;
             match again.store.budget.above(again.policy().space.high_watermark) {
                 0 => Ok(()),
-                _ => again.make_room(0),
+                _ => again.make_room(0).map(drop),
             }
         })
         .await;

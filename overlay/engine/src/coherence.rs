@@ -421,7 +421,7 @@ impl Inner {
             }
         }
         let path = match self.pool_path(ino) {
-            Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await.map(|()| true),
+            Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
@@ -449,7 +449,7 @@ impl Inner {
                 self.recheck_names(ino, &stat).await?;
                 Ok(counts)
             }
-            Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await.map(|()| true),
+            Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
             Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(true),
             Err(e) => Err(e.context(&path)),
         }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stripe, Version};
 use forebay_cache::Content;
-use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_cache::{CHUNK_BYTES, ContentId, Reservation, SpaceReservation};
 use forebay_catalog::ContentRecord;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -106,7 +106,7 @@ impl Inner {
     async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
         let mut left = OWN_CHANGES;
         loop {
-            self.end_abandoned_write_through(node).await?;
+            self.end_abandoned_write_through(node).await.map_err(|e| self.no_longer_there(node, e))?;
             let known = self.known(node);
             match self.fetch_as_known(node, range.clone()).await {
                 Err(e) if self.ask_again(node, &known, &e, &mut left).await => {}
@@ -286,15 +286,15 @@ impl Inner {
         Ok(Some((content, id)))
     }
 
-    /// Records that a chunk of a version is in the content file.
+    /// Records that a chunk of a version is in the content file, in the space that was reserved for it.
     fn landed(
         &self,
         node: &Arc<Node>,
         (path, version): (&PoolPath, &Version),
         chunk: &Chunk,
-        id: ContentId,
-        content: &Content,
+        (id, content): (ContentId, &Content),
         checksum: u32,
+        space: SpaceReservation,
     ) -> Result<()> {
         let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
@@ -315,7 +315,7 @@ impl Inner {
             change.complete()?;
         }
         change.commit()?;
-        self.store.account(id, before, occupied);
+        self.store.account_reserved(id, before, occupied, space);
         self.note_clean(node.ino, Some(id), occupied);
         self.fetched_epoch.store(epoch, Ordering::Relaxed);
         Ok(())
@@ -383,12 +383,20 @@ impl Inner {
 
     /// Counts the bytes that an inode's content occupies now.
     pub fn count(&self, state: &mut NodeState, occupied: u64) -> Result<()> {
+        self.count_reserved(state, occupied, None)
+    }
+
+    /// The same. `space`: what was reserved for the growth.
+    pub fn count_reserved(&self, state: &mut NodeState, occupied: u64, space: Option<Reservation>) -> Result<()> {
         let residency = self.residency(state)?;
         let before = std::mem::replace(&mut residency.bytes, occupied);
         let ino = residency.ino;
         match state.record.file.content() {
-            Some(id) => self.store.account(id, before, occupied),
-            None => self.store.budget.account(before, occupied),
+            Some(id) => {
+                let space = space.map(SpaceReservation::from).unwrap_or_default();
+                self.store.account_reserved(id, before, occupied, space);
+            }
+            None => self.store.budget.account_reserved(before, occupied, space),
         }
         let dirty = state.record.file.is_dirty() && !state.is_deleted();
         self.shares.charge(ino, dirty.then_some((state.record.uid, occupied)));

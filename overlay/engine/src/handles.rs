@@ -205,7 +205,7 @@ impl Overlay {
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
         let bytes = if takes_space { len } else { 0 };
         let _share = inner.share_of_owner(&node, bytes).await?;
-        let _space = inner.with_room(|| inner.reserve(bytes)).await?;
+        let space = inner.with_room(|| inner.reserve(bytes)).await?;
         let file = content.file.clone();
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
         blocking(move || {
@@ -214,7 +214,7 @@ impl Overlay {
         })
         .await?;
         node.state.lock().changed();
-        inner.account(&node, &content)
+        inner.account_reserved(&node, &content, Some(space))
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`. If the pool's copy has holes, the whole file is fetched to find them. A file that
@@ -278,7 +278,8 @@ impl Inner {
     /// Writes into the content file.
     async fn write_resident(self: &Arc<Self>, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<u32> {
         let content = self.writable_content(node).await?;
-        let _space = self.with_room(|| self.reserve_for_write(node, &content, offset, data.len() as u64)).await?;
+        let reserve = || self.reserve_for_write(node, &content, offset, data.len() as u64);
+        let (_share, space) = self.with_room(reserve).await?;
         let mut done = 0;
         while done < data.len() {
             match rustix::io::pwrite(&*content.file, &data[done..], offset + done as u64) {
@@ -292,7 +293,7 @@ impl Inner {
                 Err(_) => break,
             }
         }
-        self.account(node, &content)?;
+        self.account_reserved(node, &content, Some(space))?;
         node.state.lock().changed();
         Ok(done as u32)
     }
@@ -321,7 +322,7 @@ impl Inner {
         let source_content = self.content(source.ino, &mut source.state.lock())?;
         let _writing = self.begin_writing(target);
         let content = self.writable_content(target).await?;
-        let _space = self.with_room(|| self.reserve_for_write(target, &content, to_offset, len)).await?;
+        let (_share, space) = self.with_room(|| self.reserve_for_write(target, &content, to_offset, len)).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());
         let copied = blocking(move || {
             let (mut input_at, mut output_at) = (from_offset, to_offset);
@@ -330,7 +331,7 @@ impl Inner {
         })
         .await?;
         target.state.lock().changed();
-        self.account(target, &content)?;
+        self.account_reserved(target, &content, Some(space))?;
         Ok(copied as u64)
     }
 
@@ -382,9 +383,14 @@ impl Inner {
 
     /// Counts the bytes that a content file occupies now.
     pub fn account(&self, node: &Arc<Node>, content: &Content) -> Result<()> {
+        self.account_reserved(node, content, None)
+    }
+
+    /// The same. `space`: what was reserved for its growth.
+    fn account_reserved(&self, node: &Arc<Node>, content: &Content, space: Option<Reservation>) -> Result<()> {
         let mut state = node.state.lock();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
-        self.count(&mut state, occupied)?;
+        self.count_reserved(&mut state, occupied, space)?;
         // The count of an open file is saved at the last close.
         if state.opens.any() { Ok(()) } else { self.save_count(node.ino, &mut state) }
     }

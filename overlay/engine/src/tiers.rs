@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_api::operator::{DeviceStatus, TierStatus};
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::{ContentId, ContentStore, Device, Reservation, StorageTier};
+use forebay_cache::{ContentId, ContentStore, Device, SpaceReservation, StorageTier};
 use forebay_policy::Policy;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -49,33 +49,31 @@ impl TierWork {
     }
 }
 
-/// Space for fetched bytes: in the fast pool, and in its tier.
-pub(crate) type TierReservation = (Reservation, Option<Reservation>);
-
 impl Inner {
     /// Reserves space for bytes that are fetched into a file. Makes room in its tier, too.
     ///
     /// # Errors
     /// `NoSpace` with the numbers.
-    pub(crate) async fn reserve_for_fetch(self: &Arc<Self>, node: &Node, bytes: u64) -> Result<TierReservation> {
-        let space = self.reserve(bytes).await?;
+    pub(crate) async fn reserve_for_fetch(self: &Arc<Self>, node: &Node, bytes: u64) -> Result<SpaceReservation> {
+        let mut space = SpaceReservation::from(self.reserve(bytes).await?);
         if !self.store.has_tiers() {
-            return Ok((space, None));
+            return Ok(space);
         }
         let content = node.state.lock().record.file.content();
         let tier = content.and_then(|id| self.store.tier_of(id)).unwrap_or_else(|| self.tier_for_fetch(node, bytes));
         let budget = self.store.tiers()[tier].budget.clone();
-        if let Some(of_tier) = budget.reserve(bytes) {
-            return Ok((space, Some(of_tier)));
+        space.in_tier = budget.reserve(bytes);
+        if space.in_tier.is_some() {
+            return Ok(space);
         }
         let inner = self.clone();
-        let of_tier = blocking(move || {
+        space.in_tier = blocking(move || {
             inner.make_room_in(tier, bytes)?;
             inner.trash.drain();
             Ok(inner.store.tiers()[tier].budget.reserve(bytes))
         })
         .await?;
-        if of_tier.is_none() {
+        if space.in_tier.is_none() {
             self.flush_bell.notify_one();
             let name = &self.store.tiers()[tier].name;
             let what = format!(
@@ -85,7 +83,7 @@ impl Inner {
             );
             return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
         }
-        Ok((space, of_tier))
+        Ok(space)
     }
 
     /// Returns the tier for new content that is fetched: the one that a rule names, if it survives a reboot and works,

@@ -298,33 +298,36 @@ impl Inner {
     }
 
     /// Handles an inode that the pool does not have under its known path: a flush whose answer was lost moved it, or
-    /// another client removed it.
+    /// another client removed it. `false`: the answer does not count, because a change of ours explains it.
     ///
     /// # Errors
     /// `Stale` if the inode is gone with its name.
-    pub(crate) async fn missing(&self, ino: Ino, asked: QueryStamp) -> Result<()> {
+    pub(crate) async fn missing(&self, ino: Ino, asked: QueryStamp) -> Result<bool> {
         match self.resolve_doubt(ino).await {
             Ok(false) => self.vanished(ino, asked),
             // The next question uses the inode's new path.
-            Ok(true) => Ok(()),
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+            Ok(true) => Ok(false),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(true),
             Err(e) => Err(e),
         }
     }
 
-    /// Handles an inode that the pool no longer has under its known name.
-    pub(super) fn vanished(&self, ino: Ino, asked: QueryStamp) -> Result<()> {
+    /// Handles an inode that the pool no longer has under its known name. `false`: the answer does not count.
+    fn vanished(&self, ino: Ino, asked: QueryStamp) -> Result<bool> {
         let mut txn = Txn::begin(self);
-        if !txn.believes(ino, asked)? || ino == Ino::ROOT {
-            return Ok(());
+        if ino == Ino::ROOT {
+            return Ok(true);
+        }
+        if !txn.believes(ino, asked)? {
+            return Ok(false);
         }
         let record = txn.record(ino)?;
         let dirty = record.file.is_dirty();
         // If it has a single name, the flush finds out.
         if dirty && record.pool_links.len() < 2 || record.links.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
-        let Some((parent, name)) = record.pool_link().cloned() else { return Ok(()) };
+        let Some((parent, name)) = record.pool_link().cloned() else { return Ok(true) };
         let links = record.links.clone();
         self.forget_pool_name(&mut txn, ino, parent, &name)?;
         let moved = !links.contains(&(parent, name.clone()));
@@ -336,7 +339,7 @@ impl Inner {
         self.tell_kernel_name(parent, &name);
         if (moved || dirty) && !gone {
             // The flush creates it in the pool again.
-            return Ok(());
+            return Ok(true);
         }
         for (parent, name) in &links {
             self.tell_kernel_name(*parent, name);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
-use forebay_cache::CHUNK_BYTES;
+use forebay_cache::{CHUNK_BYTES, SpaceReservation};
 use futures::{StreamExt, TryStreamExt, future, stream};
 use rustix::fs::FallocateFlags;
 use tokio::sync::watch;
@@ -18,7 +18,6 @@ use super::bandwidth_estimator::TimedRequest;
 use super::{changed, lost};
 use crate::node::Node;
 use crate::peers::PeerWish;
-use crate::tiers::TierReservation;
 
 /// Bytes of one write to a content file. The file system keeps the bytes of one call in one piece of memory, and goes
 /// through that whole piece at each later write into it: with larger pieces, overwriting fetched content would be slow.
@@ -177,11 +176,11 @@ impl Inner {
         node: &Arc<Node>,
         request: &mut FetchRequest,
         source: &mut Source<'_>,
-        mut space: Option<TierReservation>,
+        mut space: Option<SpaceReservation>,
     ) -> Result<()> {
         while let Some(chunk) = request.chunks.front() {
             let length = chunk.range.end - chunk.range.start;
-            let _space = match space.take() {
+            let space = match space.take() {
                 Some(space) => space,
                 None => self.reserve_for_fetch(node, length).await?,
             };
@@ -198,7 +197,7 @@ impl Inner {
                 let why = format!("{}: {came} of {length} bytes at {at}", request.path);
                 return Err(Error::new(ErrorKind::Stale, Side::Pool, why));
             }
-            self.keep(node, request, chunk, data, source.kind).await?;
+            self.keep(node, request, chunk, (data, space), source.kind).await?;
             if let Some(chunk) = request.chunks.pop_front() {
                 node.state.lock().flights.remove(&chunk.index);
                 chunk.waiting.send_replace(Some(Ok(())));
@@ -213,7 +212,7 @@ impl Inner {
         node: &Arc<Node>,
         request: &FetchRequest,
         chunk: &Chunk,
-        data: Bytes,
+        (data, space): (Bytes, SpaceReservation),
         kind: BytesFrom,
     ) -> Result<()> {
         self.counters.fetches.fetch_add(1, Ordering::Relaxed);
@@ -247,6 +246,6 @@ impl Inner {
             })
             .await;
         }
-        self.landed(node, (&request.path, &request.version), chunk, id, &content, checksum)
+        self.landed(node, (&request.path, &request.version), chunk, (id, &content), checksum, space)
     }
 }

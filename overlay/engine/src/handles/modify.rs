@@ -48,7 +48,8 @@ impl Inner {
 
     /// Empties a file without fetching its old content.
     pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
-        if node.is_written_through() {
+        self.try_end_abandoned_write_through(node).await;
+        if node.is_written_through() && !self.note_emptied_unseen(node) {
             // So that the version is known that the new content replaces.
             self.truncate_through(node, 0).await?;
         }
@@ -112,6 +113,17 @@ impl Inner {
         }
         self.flush_bell.notify_one();
         Ok(())
+    }
+
+    /// Notes that a file is about to be emptied that a killed daemon wrote through, while the pool does not answer: the
+    /// flush must not take that daemon's last write for one of another client. Returns `false` if a program writes it.
+    fn note_emptied_unseen(&self, node: &Node) -> bool {
+        let mut state = node.state.lock();
+        if state.opens.has_writer() {
+            return false;
+        }
+        state.emptied_behind = state.record.version.clone().map(|version| (version, stamp_now()));
+        true
     }
 
     /// Sets the size of a file.

@@ -10,7 +10,7 @@ use forebay_cache::Content;
 use forebay_cache::{ContentId, Stamp, is_held};
 use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
-use super::super::coherence::{Age, CONFIRM_WITHIN};
+use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
@@ -68,13 +68,13 @@ impl Overlay {
             inner.revalidate(ino, Age::Open).await?;
         }
         check_has_names(&node, &node.state.lock())?;
-        // If the pool does not answer now, the file stays as it is.
-        let _ = tokio::time::timeout(CONFIRM_WITHIN, inner.end_abandoned_write_through(&node)).await;
         if truncates {
             if let Some(thread) = thread {
                 inner.check_rights(ino, thread).await?;
             }
             inner.truncate_to_zero(&node).await?;
+        } else {
+            inner.try_end_abandoned_write_through(&node).await;
         }
         let (mut missed, mut fetched_bytes) = (false, 0);
         for _ in 0..ATTEMPTS {

@@ -24,7 +24,7 @@ use forebay_system::clock::stamp_now;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::super::coherence::{PoolChange, note_object};
+use super::super::coherence::{CONFIRM_WITHIN, PoolChange, note_object};
 use super::super::{Inner, Txn};
 use super::open::check_current;
 use crate::node::{Node, PoolSync};
@@ -410,6 +410,11 @@ impl Inner {
             self.look_at_pool_copy(node).await?;
         }
         self.end_write_through(node)
+    }
+
+    /// The same. If the pool does not answer now, the file stays as it is.
+    pub(super) async fn try_end_abandoned_write_through(self: &Arc<Self>, node: &Arc<Node>) {
+        let _ = tokio::time::timeout(CONFIRM_WITHIN, self.end_abandoned_write_through(node)).await;
     }
 
     /// Ends that a file is written through, unless a program has it open for writing.

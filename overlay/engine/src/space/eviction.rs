@@ -63,6 +63,9 @@ pub(crate) enum ChosenBy {
     Repair,
 }
 
+/// How often a caller evicts content for its bytes: other callers may take what it freed.
+const EVICTIONS: u32 = 16;
+
 /// Callers that make room.
 #[derive(Debug, Default)]
 pub(crate) struct MakingRoom {
@@ -104,16 +107,19 @@ impl Inner {
         }
         let inner = self.clone();
         super::super::blocking(move || {
-            for _ in 0..2 {
-                if bytes <= inner.room_after_eviction() {
-                    let _asked = RoomRequest::begin(&inner.making_room, bytes);
-                    inner.make_room(bytes)?;
-                }
+            for attempt in 1..=EVICTIONS {
+                let may_fit = bytes <= inner.room_after_eviction();
+                let _asked = may_fit.then(|| RoomRequest::begin(&inner.making_room, bytes));
+                let freed_bytes = if may_fit { inner.make_room(bytes)? } else { 0 };
                 inner.trash.drain();
                 if let Some(reservation) = inner.store.budget.reserve(bytes)
                     && inner.store.free_bytes() >= bytes
                 {
                     return Ok(reservation);
+                }
+                // The first attempt may have counted on the victims of another caller.
+                if attempt > 1 && freed_bytes == 0 {
+                    break;
                 }
             }
             inner.flush_bell.notify_one();
@@ -140,13 +146,14 @@ impl Inner {
         let _turn = self.making_room.turn.lock();
         let evictable = self.evictor.lock().bytes().saturating_add(self.trash.pending_bytes());
         let budget = &self.store.budget;
-        let stays = budget.used().saturating_add(budget.reserved()).saturating_sub(evictable);
+        let stays = budget.taken().saturating_sub(evictable);
         budget.limit().saturating_sub(stays).min(self.store.free_bytes().saturating_add(evictable))
     }
 
     /// Evicts until `bytes` more fit below the high watermark, and all that callers of `reserve` wait for, if possible.
-    /// Blocks. One caller at a time: the bytes that one evicts are not evicted again by the next.
-    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+    /// Returns the bytes that it evicted. Blocks. One caller at a time: the bytes that one evicts are not evicted again
+    /// by the next.
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<u64> {
         self.advisor().report_uses();
         let _turn = self.making_room.turn.lock();
         let bytes = bytes.max(self.making_room.asked.load(Ordering::Relaxed));
@@ -160,17 +167,21 @@ impl Inner {
     /// Evicts so many bytes of content of a full tier that may go and that `of` names. Blocks.
     pub(crate) fn evict_of_tier(&self, bytes: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
         let _turn = self.making_room.turn.lock();
-        self.evict_now(bytes, ChosenBy::Tier, of)
+        self.evict_now(bytes, ChosenBy::Tier, of).map(drop)
     }
 
     /// The same for the caller whose turn it is.
-    fn evict_now(&self, mut wanted: u64, chosen_by: ChosenBy, of: &dyn Fn(u64) -> bool) -> Result<()> {
+    fn evict_now(&self, wanted: u64, chosen_by: ChosenBy, of: &dyn Fn(u64) -> bool) -> Result<u64> {
         let (mut stayed, mut failed) = (Vec::new(), Ok(()));
         let mut leased = HashMap::new();
-        while wanted > 0 {
+        let (mut left, mut freed_bytes) = (wanted, 0);
+        while left > 0 {
             let Some(victim) = self.victim(&mut leased, of) else { break };
             match self.evict_inode(victim, chosen_by) {
-                Ok(Ok(freed)) => wanted = wanted.saturating_sub(freed.max(1)),
+                Ok(Ok(bytes)) => {
+                    left = left.saturating_sub(bytes.max(1));
+                    freed_bytes += bytes;
+                }
                 Ok(Err(KeepReason::Absent)) => {}
                 Err(error) if error.is(ErrorKind::Stale) => {}
                 // It came into use meanwhile. The policy has dropped it, so it is inserted again below.
@@ -191,7 +202,7 @@ impl Inner {
                 self.note_clean(ino, state.record.file.content(), bytes);
             }
         }
-        failed
+        failed.map(|()| freed_bytes)
     }
 
     /// Returns the next inode that the policy gives up, that may be evicted, and that `of` names. Content staged for a running job goes

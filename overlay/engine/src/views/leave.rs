@@ -76,13 +76,12 @@ impl Inner {
                 txn.put_content(node.ino, copy, residency)?;
                 txn.discard(id, bytes);
                 txn.commit()?;
-                inner.store.account(copy_id, 0, occupied);
+                inner.store.account_reserved(copy_id, 0, occupied, space.into());
                 inner.keep_open(node.ino);
                 inner.tell_kernel_inode(node.ino, true);
                 Ok(true)
             })
             .await?;
-            drop(space);
             if left {
                 return Ok(());
             }

@@ -18,15 +18,18 @@ use super::refused::mode_without;
 use super::upload::Uploaded;
 use crate::node::Node;
 
-/// How often an upload is tried while other clients change the file.
+/// How often an upload is tried while other clients change the file, and how often attributes are sent.
 const ATTEMPTS: u32 = 3;
+/// How many steps a flush of an inode has: its name, what is in doubt, and what differs.
+const STEPS: u32 = 3;
 
 impl Inner {
     /// Flushes what differs of one inode; first its name, if the pool does not have it yet.
     pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.take_set_id(&self.node(ino)?)?;
         let mut looked = false;
-        for _ in 0..3 {
+        let (mut steps, mut meetings) = (0..STEPS, 0..ATTEMPTS);
+        while steps.next().is_some() {
             let record = self.record_of(ino)?;
             if !record.is_dirty() {
                 return Ok(());
@@ -53,6 +56,10 @@ impl Inner {
                         looked = true;
                         let Some((parent, _)) = record.links.first() else { return Err(e) };
                         self.look_above(*parent).await?;
+                    }
+                    // Another client wrote it meanwhile: the next attempt sees what it wrote.
+                    Err(e) if e.is(ErrorKind::Busy) && e.side() == Side::Pool && meetings.next().is_some() => {
+                        steps = 0..STEPS;
                     }
                     other => return other,
                 }
@@ -216,6 +223,7 @@ impl Inner {
                 {
                     expected = Expected::Version(stat.version);
                 }
+                Ok(stat) if self.was_emptied(ino, &stat)? => expected = Expected::Version(stat.version),
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     // Another client wrote these bytes, and with them the times of the directory.
                     Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
@@ -233,6 +241,15 @@ impl Inner {
         }
         let path = self.pool_path(ino)?;
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
+    }
+
+    /// Whether the pool has content that was written before the mount emptied the file: `NodeState::emptied_behind`.
+    fn was_emptied(&self, ino: Ino, there: &Stat) -> Result<bool> {
+        let node = self.node(ino)?;
+        let state = node.state.lock();
+        let Some((behind, at)) = &state.emptied_behind else { return Ok(false) };
+        let is_current = state.record.version.as_ref() == Some(behind);
+        Ok(is_current && behind.same_object(&there.version) && there.mtime < *at)
     }
 
     /// Commits replaced content. `moved`: the directory, if the times that the mount shows of it are to be sent again.
@@ -310,8 +327,12 @@ impl Inner {
             (FileKind::File, true) => record.version.as_ref().is_some_and(|v| v.same_content(&there.version)),
             _ => true,
         };
-        changes.only_if = (record.kind == FileKind::File && times && content_is_ours).then(|| there.version.clone());
+        if !content_is_ours {
+            // With our times, content of the same size could be taken for ours later.
+            (changes.atime, changes.mtime) = (None, None);
+        }
         let moves_version = record.kind == FileKind::File && times && content_is_ours;
+        changes.only_if = moves_version.then(|| there.version.clone());
         if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
             // The times change the version, which must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
