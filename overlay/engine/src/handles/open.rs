@@ -41,6 +41,22 @@ fn check_has_names(node: &Node, state: &NodeState) -> Result<()> {
     Ok(())
 }
 
+/// An open is under way: while this lives, the content that is fetched for it is not evicted.
+struct Opening<'a>(&'a Node);
+
+impl<'a> Opening<'a> {
+    fn begin(node: &'a Node) -> Self {
+        node.state.lock().opens.begin_opening();
+        Self(node)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().opens.end_opening();
+    }
+}
+
 impl Overlay {
     /// Opens a regular file by the access mode and `O_TRUNC` of `flags`.
     ///
@@ -76,6 +92,7 @@ impl Overlay {
         } else {
             inner.try_end_abandoned_write_through(&node).await;
         }
+        let _opening = Opening::begin(&node);
         let (mut missed, mut fetched_bytes) = (false, 0);
         for _ in 0..ATTEMPTS {
             let (whole, size) = {

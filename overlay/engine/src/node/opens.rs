@@ -8,6 +8,8 @@ pub(crate) struct FileOpens {
     readers: u32,
     writers: u32,
     changes: u32,
+    /// Opens by programs that are not counted yet.
+    opening: u32,
     direct: bool,
     bypasses: bool,
 }
@@ -28,6 +30,20 @@ impl FileOpens {
             all.fetch_sub(1, Ordering::Relaxed);
         }
         self.forget_writers();
+    }
+
+    pub fn begin_opening(&mut self) {
+        self.opening += 1;
+    }
+
+    pub fn end_opening(&mut self) {
+        debug_assert!(self.opening > 0, "an open ended that had not begun");
+        self.opening = self.opening.saturating_sub(1);
+    }
+
+    /// Whether a program is about to have the file open.
+    pub fn is_opening(&self) -> bool {
+        self.opening > 0
     }
 
     /// Notes that this daemon let a writer write without it.

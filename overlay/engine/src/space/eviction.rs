@@ -109,8 +109,12 @@ impl Inner {
         super::super::blocking(move || {
             for attempt in 1..=EVICTIONS {
                 let may_fit = bytes <= inner.room_after_eviction();
-                let _asked = may_fit.then(|| RoomRequest::begin(&inner.making_room, bytes));
-                let freed_bytes = if may_fit { inner.make_room(bytes)? } else { 0 };
+                let freed_bytes = if may_fit {
+                    let _asked = RoomRequest::begin(&inner.making_room, bytes);
+                    inner.make_room(bytes)?
+                } else {
+                    0
+                };
                 inner.trash.drain();
                 if let Some(reservation) = inner.store.budget.reserve(bytes)
                     && inner.store.free_bytes() >= bytes
@@ -234,7 +238,7 @@ impl Inner {
             () if file.is_absent() || state.is_deleted() => Some(KeepReason::Absent),
             () if file.is_dirty() => Some(KeepReason::Dirty),
             () if state.leases.hold(now_unix) => Some(KeepReason::Leased),
-            () if state.opens.any() => Some(KeepReason::Open),
+            () if state.opens.any() || state.opens.is_opening() => Some(KeepReason::Open),
             () if !state.flights.is_empty() => Some(KeepReason::Fetching),
             () => None,
         }
@@ -265,7 +269,8 @@ impl Inner {
 pub(crate) fn bytes_to_evict(budget: &SpaceBudget, space: SpacePolicy, pending: u64, bytes: u64) -> u64 {
     let is_high = budget.above(space.high_watermark) > pending;
     let share = if is_high { space.low_watermark } else { space.high_watermark };
-    budget.above(share).saturating_add(bytes).saturating_sub(pending)
+    let may_stay = (budget.limit() as f64 * share) as u64;
+    budget.taken().saturating_add(bytes).saturating_sub(pending).saturating_sub(may_stay)
 }
 
 #[cfg(test)]
@@ -281,5 +286,6 @@ mod tests {
         assert_eq!((needed(0, 0), needed(0, 10)), (20, 30));
         assert_eq!((needed(5, 0), needed(20, 0)), (15, 0));
         assert_eq!(needed(20, 15), 5, "the high watermark is not passed any more");
+        assert_eq!(needed(30, 15), 0, "another caller has made room");
     }
 }
