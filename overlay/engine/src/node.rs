@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_backends::{Error, ErrorKind, Result, Side, Time, Version};
+use forebay_backends::{Error, ErrorKind, Result, Side, Version};
 use forebay_cache::{Content, Stamp};
 use forebay_catalog::{Catalog, ContentRecord, InodeRecord, Leases};
 use parking_lot::Mutex;
@@ -76,9 +76,6 @@ pub(crate) struct NodeState {
     /// The version before one of the daemon's own steps on one of the inode's names. The step changes the version in
     /// the pool, and the new version is unknown if an answer is lost. Void once the record has another version.
     pub version_behind: Option<Version>,
-    /// The last known version of a file that a killed daemon wrote through, and when the file was emptied in the mount
-    /// while the pool did not answer. Void once the record has another version.
-    pub emptied_behind: Option<(Version, Time)>,
     /// Counts the changes of the content that the daemon sees. A flush of an older generation does not make the file
     /// clean.
     pub generation: u64,
@@ -195,7 +192,6 @@ impl NodeState {
             flights: HashMap::new(),
             validated: None,
             version_behind: None,
-            emptied_behind: None,
             generation: 0,
             pool_calls: (0, 0),
             bypass: Bypass::default(),

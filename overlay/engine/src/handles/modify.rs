@@ -49,8 +49,9 @@ impl Inner {
     /// Empties a file without fetching its old content.
     pub async fn truncate_to_zero(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         self.try_end_abandoned_write_through(node).await;
-        if node.is_written_through() && !self.note_emptied_unseen(node) {
-            // So that the version is known that the new content replaces.
+        // So that the version is known that the new content replaces. What a killed daemon left, while the pool does not
+        // answer, is not waited for: if its last write had no answer, the flush keeps both contents.
+        if node.is_written_through() && node.state.lock().opens.has_writer() {
             self.truncate_through(node, 0).await?;
         }
         let was_open = node.state.lock().opens.any();
@@ -113,17 +114,6 @@ impl Inner {
         }
         self.flush_bell.notify_one();
         Ok(())
-    }
-
-    /// Notes that a file is about to be emptied that a killed daemon wrote through, while the pool does not answer: the
-    /// flush must not take that daemon's last write for one of another client. Returns `false` if a program writes it.
-    fn note_emptied_unseen(&self, node: &Node) -> bool {
-        let mut state = node.state.lock();
-        if state.opens.has_writer() {
-            return false;
-        }
-        state.emptied_behind = state.record.version.clone().map(|version| (version, stamp_now()));
-        true
     }
 
     /// Sets the size of a file.

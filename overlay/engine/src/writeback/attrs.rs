@@ -223,7 +223,6 @@ impl Inner {
                 {
                     expected = Expected::Version(stat.version);
                 }
-                Ok(stat) if self.was_emptied(ino, &stat)? => expected = Expected::Version(stat.version),
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     // Another client wrote these bytes, and with them the times of the directory.
                     Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
@@ -241,15 +240,6 @@ impl Inner {
         }
         let path = self.pool_path(ino)?;
         Err(Error::new(ErrorKind::Conflict, Side::Pool, format!("{path}: changes all the time")))
-    }
-
-    /// Whether the pool has content that was written before the mount emptied the file: `NodeState::emptied_behind`.
-    fn was_emptied(&self, ino: Ino, there: &Stat) -> Result<bool> {
-        let node = self.node(ino)?;
-        let state = node.state.lock();
-        let Some((behind, at)) = &state.emptied_behind else { return Ok(false) };
-        let is_current = state.record.version.as_ref() == Some(behind);
-        Ok(is_current && behind.same_object(&there.version) && there.mtime < *at)
     }
 
     /// Commits replaced content. `moved`: the directory, if the times that the mount shows of it are to be sent again.
