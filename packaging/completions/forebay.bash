@@ -2891,7 +2891,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --reverse-proxy --forward-changes --stale-if-error --negative-ttl --fast --listen --name --limit --policy --immutable --user --access --tls-cert --tls-key --listings --rate --connections --stale-while-revalidate --access-log --access-log-format --metrics --peers --memory --throttle --json --help"
+            opts="-h --reverse-proxy --forward-changes --stale-if-error --negative-ttl --default-ttl --fast --listen --name --limit --policy --immutable --user --access --tls-cert --tls-key --listings --rate --connections --stale-while-revalidate --access-log --access-log-format --metrics --peers --memory --throttle --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -2902,6 +2902,10 @@ _forebay() {
                     return 0
                     ;;
                 --negative-ttl)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --default-ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -35,6 +35,10 @@ pub struct ServeArgs {
     /// How long it is believed that there is no such page, if the web server says no time for that.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
     pub negative_ttl: Duration,
+    /// How long a response is fresh that says nothing about it, not even when it was changed. Only for a web server whose
+    /// pages are the same for all clients.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
+    pub default_ttl: Duration,
     /// A directory on local NVMe that holds cached content; repeat it for more devices.
     #[arg(long, value_name = "DIR", required = true)]
     pub fast: Vec<PathBuf>,

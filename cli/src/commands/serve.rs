@@ -63,6 +63,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
             stale_while_revalidate: args.stale_while_revalidate,
             stale_if_error: args.stale_if_error,
             negative: args.negative_ttl,
+            unspecified: args.default_ttl,
         },
         origin: args.reverse_proxy.then(|| OriginConfig { url: args.url.clone(), changes: args.forward_changes }),
         log: args.access_log.map(|file| (file, format)),

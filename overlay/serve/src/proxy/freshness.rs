@@ -29,6 +29,8 @@ pub struct FreshnessOptions {
     pub stale_if_error: Duration,
     /// How long it is believed that there is nothing, if a response says so without a time.
     pub negative: Duration,
+    /// How long another response is fresh that says nothing about it, not even when it was changed.
+    pub unspecified: Duration,
 }
 
 /// The rules as they apply to one response.
@@ -60,14 +62,21 @@ impl Freshness {
         let said = Directives::of(&head.headers);
         let explicit =
             ["max-age", "s-maxage"].iter().any(|name| said.has(name)) || head.headers.contains_key(header::EXPIRES);
-        let negative = NEGATIVE.contains(&head.status.as_u16()) && !explicit && !options.negative.is_zero();
+        let code = head.status.as_u16();
+        let operators = match NEGATIVE.contains(&code) {
+            true => options.negative,
+            false if head.headers.contains_key(header::LAST_MODIFIED) => Duration::ZERO,
+            false => options.unspecified,
+        };
+        let is_open = !explicit && UNDERSTOOD.contains(&code) && !said.has("no-cache") && !operators.is_zero();
         let rule = Response::builder().status(shown_status(head, &said, explicit)).body(());
         let mut response = rule.unwrap_or_default();
         *response.headers_mut() = shown_headers(head, &said);
-        if negative && !said.has("no-cache") {
-            response
-                .headers_mut()
-                .append(header::CACHE_CONTROL, number(format!("max-age={}", options.negative.as_secs())));
+        // A redirection that is not permanent is kept only if it says how long.
+        let is_passing = matches!(code, 302 | 303 | 307);
+        if is_open && !is_passing {
+            let said = number(format!("max-age={}", operators.as_secs()));
+            response.headers_mut().append(header::CACHE_CONTROL, said);
         }
         let mut request = Request::new(());
         if head.authorized {
@@ -256,13 +265,16 @@ mod tests {
 
     use super::*;
 
+    /// Headers of a response. A value that begins with `now` is a date, so many seconds after now.
+    type Said<'a> = &'a [(&'a str, &'a str)];
+
     const NOW: Duration = Duration::from_secs(1_700_000_000);
 
     fn now() -> SystemTime {
         UNIX_EPOCH + NOW
     }
 
-    fn head(status: u16, headers: &[(&str, &str)]) -> Head {
+    fn head(status: u16, headers: Said<'_>) -> Head {
         let mut response = Response::new(());
         for (name, value) in headers {
             let value = match value.strip_prefix("now") {
@@ -287,7 +299,7 @@ mod tests {
     }
 
     /// Seconds for which a response may be used; `None` if it may not be kept.
-    fn kept_for(status: u16, headers: &[(&str, &str)]) -> Option<u64> {
+    fn kept_for(status: u16, headers: Said<'_>) -> Option<u64> {
         let freshness = Freshness::of(&head(status, headers), &FreshnessOptions::default());
         freshness.policy.is_storable().then(|| lifetime(&freshness).as_secs())
     }
@@ -295,7 +307,7 @@ mod tests {
     #[test]
     fn freshness_is_what_the_rfc_says() {
         let cc = "cache-control";
-        let table: &[(u16, &[(&str, &str)], Option<u64>)] = &[
+        let table: &[(u16, Said<'_>, Option<u64>)] = &[
             (200, &[(cc, "max-age=60")], Some(60)),
             (200, &[(cc, "MAX-AGE=60, no-cache")], Some(0)),
             (200, &[(cc, "max-age=60"), (cc, "s-maxage=5")], Some(5)),
@@ -350,7 +362,12 @@ mod tests {
     #[test]
     fn stale_responses_are_used_only_where_that_is_allowed() {
         let minute = Duration::from_secs(60);
-        let options = FreshnessOptions { stale_while_revalidate: minute, stale_if_error: minute, negative: minute };
+        let options = FreshnessOptions {
+            stale_while_revalidate: minute,
+            stale_if_error: minute,
+            negative: minute,
+            ..FreshnessOptions::default()
+        };
         let after = |seconds: u64| now() + Duration::from_secs(seconds);
         for (said, own, both) in [
             ("max-age=10", false, true),
@@ -376,6 +393,33 @@ mod tests {
         assert_eq!(lifetime(&Freshness::of(&head(404, &[]), &options)), minute);
         let said = head(404, &[("cache-control", "max-age=1")]);
         assert_eq!(lifetime(&Freshness::of(&said, &options)).as_secs(), 1);
+    }
+
+    #[test]
+    fn the_operator_says_how_long_a_response_is_fresh_that_does_not() {
+        let options = FreshnessOptions { unspecified: Duration::from_secs(60), ..FreshnessOptions::default() };
+        let cc = "cache-control";
+        let table: &[(u16, Said<'_>, u64)] = &[
+            (200, &[], 60),
+            (200, &[("etag", "\"a\"")], 60),
+            (301, &[], 60),
+            (302, &[], 0),
+            (404, &[], 0),
+            (503, &[], 0),
+            (200, &[(cc, "max-age=5")], 5),
+            (200, &[(cc, "no-cache")], 0),
+            (200, &[("expires", "0")], 0),
+            (200, &[("set-cookie", "a=b")], 0),
+            (200, &[("last-modified", "now-1000")], 100),
+        ];
+        for (status, headers, expected) in table {
+            let freshness = Freshness::of(&head(*status, headers), &options);
+            assert_eq!(lifetime(&freshness).as_secs(), *expected, "{status} {headers:?}");
+            assert!(*expected == 0 || freshness.is_storable(), "{status} {headers:?}");
+        }
+        assert!(!Freshness::of(&head(200, &[(cc, "private")]), &options).is_storable());
+        let authorized = Head { authorized: true, ..head(200, &[]) };
+        assert!(!Freshness::of(&authorized, &options).is_storable());
     }
 
     #[test]
