@@ -126,6 +126,18 @@ fn many_clients_of_one_cold_response_cost_one_request() {
 }
 
 #[test]
+fn a_page_that_is_gone_is_not_used_any_longer() {
+    let origin = Origin::nginx("location / { add_header Cache-Control max-age=1; }");
+    fs::write(origin.files().join("f"), "one").unwrap();
+    let place = Place::new();
+    let node = node(&origin, &place, &["--stale-while-revalidate", "1h"]);
+    until_kept(&node, "/f", &[]);
+    process::wait_until("it is stale", || cache_status(&node.get("/f", &[])) == "hit; detail=STALE");
+    fs::remove_file(origin.files().join("f")).unwrap();
+    process::wait_until("the node has heard of it", || node.get("/f", &[]).status == 404);
+}
+
+#[test]
 fn a_response_that_is_not_fresh_is_for_the_client_that_asked() {
     // As many frameworks answer: a tag, and nothing about time.
     let url = slow_origin(Duration::from_millis(300), |head| {

@@ -170,6 +170,10 @@ impl Flight {
             Err(why) => return stage.tell(Stage::Failed(why)),
         };
         let Some(coming) = self.begin(&store, &question, &response, also_at).await else {
+            // What was kept has been replaced at the origin, if only by an answer that there is nothing.
+            if let Some(stored) = question.stored.as_ref().filter(|_| !failed) {
+                store.remove(&stored.place).await;
+            }
             // The client may have gone.
             let _ = direct.send(response);
             return stage.tell(Stage::Alone);
