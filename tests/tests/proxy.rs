@@ -404,6 +404,9 @@ fn a_small_fast_pool_gives_up_old_responses() {
     }
     let status = node.status();
     assert!(status.used_bytes <= 48 << 20, "{status:?}");
+    let mut told = Command::new(process::forebay());
+    let told = process::run(told.arg("status").arg(node.path()), Duration::from_secs(30)).ok();
+    assert!(told.out.contains(&origin.url()), "{told}");
     let huge = node.get("/huge", &["-r", "5-6"]);
     assert_eq!(
         (huge.status, huge.body, origin.requests("/huge").len()),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use forebay_daemon::cache_node::{self, CacheNodeConfig, CacheNodeReady, OriginConfig};
+use forebay_daemon::cache_node::{self, CacheNodeConfig, CacheNodeReady};
 use forebay_daemon::config::MountConfig;
 use forebay_daemon::{Failure, policy_files};
 use forebay_serve::{AccessRules, FreshnessOptions, LogFormat, parse};
@@ -52,6 +52,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
             peers: args.peers,
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
+            origin: args.reverse_proxy.then(|| args.url.clone()),
         },
         listen: args.listen,
         tls: args.tls_cert.zip(args.tls_key),
@@ -65,7 +66,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
             negative: args.negative_ttl,
             unspecified: args.default_ttl,
         },
-        origin: args.reverse_proxy.then(|| OriginConfig { url: args.url.clone(), changes: args.forward_changes }),
+        forward_changes: args.forward_changes,
         log: args.access_log.map(|file| (file, format)),
         connections: args.connections.map(|n| n as usize),
     })

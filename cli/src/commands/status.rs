@@ -84,7 +84,7 @@ fn show_dead(entry: &RegisteredMount, failure: &Failure, output: &Output) {
     if let Some(last) = &state.last_exit {
         output.line(format!("  last exit   the worker {last} (restarts: {})", state.restarts));
     }
-    output.line(format!("  pool        {}", state.config.pool));
+    output.line(format!("  pool        {}", state.config.source()));
     for fast in &state.config.fast {
         output.line(format!("  fast pool   {} (holds everything that was written and not flushed)", fast.display()));
     }
@@ -93,7 +93,7 @@ fn show_dead(entry: &RegisteredMount, failure: &Failure, output: &Output) {
 fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
     let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
     output.line(format!("{}", entry.mountpoint().display()));
-    line("pool", format!("{}  {}", entry.state.config.pool, status.pool_state));
+    line("pool", format!("{}  {}", entry.state.config.source(), status.pool_state));
     for work in &status.under_way {
         line("under way", under_way(work));
     }

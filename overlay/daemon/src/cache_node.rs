@@ -48,19 +48,10 @@ pub struct CacheNodeConfig {
     pub rate: Option<NonZeroU32>,
     /// How long responses that are not fresh are still used.
     pub freshness: FreshnessOptions,
-    /// A web server whose responses are kept. `None`: the pool's files are served.
-    pub origin: Option<OriginConfig>,
+    /// Requests that change something are forwarded to the origin, too.
+    pub forward_changes: bool,
     pub log: Option<(PathBuf, LogFormat)>,
     pub connections: Option<usize>,
-}
-
-/// A web server whose responses are kept.
-#[derive(Debug, Clone)]
-pub struct OriginConfig {
-    /// `http://HOST[:PORT]` or `https://HOST[:PORT]`
-    pub url: String,
-    /// Requests that change something are forwarded, too.
-    pub changes: bool,
 }
 
 /// A cache node that serves.
@@ -98,8 +89,8 @@ fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
         .remedy("choose another --name"));
     }
     config.mount.read_only = true;
-    if let Some(origin) = &config.origin {
-        let url = check_origin(&origin.url).map_err(Failure::usage)?;
+    if let Some(origin) = &config.mount.origin {
+        let url = check_origin(origin).map_err(Failure::usage)?;
         let Some(fast) = config.mount.fast.first() else {
             return Err(Failure::usage("no fast pool was given").remedy("--fast DIR, a directory on the local NVMe"));
         };
@@ -151,17 +142,17 @@ pub fn run(
     confined();
     let rt = worker::tokio_runtime()?;
     let options = CacheNodeOptions {
-        content: match &config.origin {
+        content: match &config.mount.origin {
             None => ServedContent::Pool(ContentOptions {
                 user,
                 listings: config.listings,
                 stale_while_revalidate: config.freshness.stale_while_revalidate,
             }),
             Some(origin) => ServedContent::Origin(ProxyOptions {
-                origin: origin.url.clone(),
+                origin: origin.clone(),
                 node: node_name(),
                 freshness: config.freshness,
-                changes: origin.changes,
+                changes: config.forward_changes,
             }),
         },
         access,
@@ -197,12 +188,7 @@ async fn serve(
     overlay.set_mount(&path, false);
     let settings = peers::settings(mount)?;
     let peers = peers::start(mount, settings, peer_socket, &overlay)?;
-    let source = config.origin.as_ref().map_or(&mount.pool, |origin| &origin.url);
-    let facts = Facts {
-        pool: source.clone(),
-        peers: peers.as_ref().map(|server| server.peers.clone()),
-        ..facts(runtime, mount, pool)
-    };
+    let facts = Facts { peers: peers.as_ref().map(|server| server.peers.clone()), ..facts(runtime, mount, pool) };
     let facts = Arc::new(facts);
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
@@ -225,7 +211,7 @@ async fn serve(
         listeners.spawn(listener.1.serve(node.clone(), ending.clone()));
     }
     super::offline::remember(mount);
-    tracing::info!("{path} serves {source}");
+    tracing::info!("{path} serves {}", mount.source());
     on_ready(&CacheNodeReady { path: mount.mountpoint.clone(), addresses, notes });
     let reloaded = Reloaded {
         access: config.access.clone(),
@@ -272,7 +258,7 @@ fn facts(runtime: &Runtime, mount: &MountConfig, pool_calls: Arc<Metrics>) -> Fa
         mountpoint: mount.mountpoint.display().to_string(),
         no_passthrough: Box::new(|| Some("there is no mount: files are served over HTTP".to_owned())),
         runtime: runtime.clone(),
-        pool: mount.pool.clone(),
+        pool: mount.source().to_owned(),
         pool_calls,
         peers: None,
     }
@@ -281,7 +267,7 @@ fn facts(runtime: &Runtime, mount: &MountConfig, pool_calls: Arc<Metrics>) -> Fa
 fn register(runtime: &Runtime, mount: &MountConfig) -> Result<(), Failure> {
     let state = MountState {
         version: env!("CARGO_PKG_VERSION").into(),
-        command: format!("forebay serve {} --fast ...", mount.pool),
+        command: format!("forebay serve {} --fast ...", mount.source()),
         config: mount.clone(),
         supervisor: Process::current(),
         worker: Some(Process::current()),
@@ -368,7 +354,7 @@ fn notes(config: &CacheNodeConfig, sockets: &[TcpListener]) -> Vec<String> {
     let beyond = sockets.iter().filter_map(|s| s.local_addr().ok()).find(|address| !address.ip().is_loopback());
     if let Some(address) = beyond {
         match (&config.access, &config.tls) {
-            (None, _) if config.origin.is_some() => notes.push(format!(
+            (None, _) if config.mount.origin.is_some() => notes.push(format!(
                 "everyone who reaches {address} may read what the origin shows this node: --access FILE restricts it"
             )),
             (None, _) => notes.push(format!(

@@ -22,6 +22,9 @@ pub struct ThrottleConfig {
 pub struct MountConfig {
     /// A URL that [`forebay_backends::PoolLocation`] knows; for a directory its plain path.
     pub pool: String,
+    /// The web server whose responses are kept, if this is a reverse proxy: its pool holds only their names.
+    #[serde(default)]
+    pub origin: Option<String>,
     pub mountpoint: PathBuf,
     /// Directories of the fast pool, one for each device.
     pub fast: Vec<PathBuf>,
@@ -59,6 +62,11 @@ impl MountConfig {
     pub fn forbidden(&self) -> MountFlags {
         let directory = Path::new(self.pool.strip_prefix("file://").unwrap_or(&self.pool));
         if directory.is_absolute() { mounts::flags_below(directory) } else { MountFlags::empty() }
+    }
+
+    /// Where content comes from, for people.
+    pub fn source(&self) -> &str {
+        self.origin.as_deref().unwrap_or(&self.pool)
     }
 
     /// Returns the command line that makes this mount again, for messages.
@@ -121,6 +129,7 @@ mod tests {
             peers: Some("/etc/peers.toml".into()),
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
+            origin: None,
         }
     }
 

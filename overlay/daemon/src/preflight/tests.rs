@@ -31,6 +31,7 @@ fn config(dirs: &TestDirs) -> MountConfig {
         kernel_options: Vec::new(),
         peers: None,
         mask_hooks: Vec::new(),
+        origin: None,
     }
 }
 
