@@ -126,6 +126,30 @@ fn many_clients_of_one_cold_response_cost_one_request() {
 }
 
 #[test]
+fn a_connection_that_the_origin_has_closed_costs_no_error() {
+    // It answers the first request of each connection, and ends it when the second one comes.
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in socket.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let _ = lines.by_ref().find(|line| line.is_empty());
+                let _ =
+                    (&stream).write_all(b"HTTP/1.1 200 OK\r\ncache-control: no-store\r\ncontent-length: 2\r\n\r\nok");
+                let _ = lines.next();
+            });
+        }
+    });
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy"]);
+    for _ in 0..4 {
+        let got = node.get("/f", &[]);
+        assert_eq!((got.status, &got.body[..]), (200, &b"ok"[..]), "{}", got.head);
+    }
+}
+
+#[test]
 fn a_page_that_is_gone_is_not_used_any_longer() {
     let origin = Origin::nginx("location / { add_header Cache-Control max-age=1; }");
     fs::write(origin.files().join("f"), "one").unwrap();

@@ -51,7 +51,7 @@ pub struct CacheNodeOptions {
     pub log: Option<AccessLog>,
 }
 
-enum Content {
+enum NodeContent {
     Pool(PoolContent),
     Origin(ReverseProxy),
 }
@@ -59,7 +59,7 @@ enum Content {
 /// A node that serves a pool, or another web server's responses, over HTTP.
 pub struct CacheNode {
     overlay: Overlay,
-    content: Content,
+    content: NodeContent,
     access: ArcSwap<AccessRules>,
     rates: Option<DefaultKeyedRateLimiter<IpAddr>>,
     log: Option<AccessLog>,
@@ -78,8 +78,8 @@ impl CacheNode {
         };
         let node = Arc::new(Self {
             content: match options.content {
-                ServedContent::Pool(options) => Content::Pool(PoolContent::new(overlay.clone(), options)),
-                ServedContent::Origin(options) => Content::Origin(ReverseProxy::new(overlay.clone(), options)?),
+                ServedContent::Pool(options) => NodeContent::Pool(PoolContent::new(overlay.clone(), options)),
+                ServedContent::Origin(options) => NodeContent::Origin(ReverseProxy::new(overlay.clone(), options)?),
             },
             overlay,
             access: ArcSwap::from_pointee(options.access),
@@ -93,8 +93,8 @@ impl CacheNode {
                 tokio::time::sleep(TIDY_EVERY).await;
                 let Some(node) = tidied.upgrade() else { return };
                 match &node.content {
-                    Content::Pool(content) => content.tidy(),
-                    Content::Origin(proxy) => proxy.tidy(),
+                    NodeContent::Pool(content) => content.tidy(),
+                    NodeContent::Origin(proxy) => proxy.tidy(),
                 }
                 if let Some(rates) = &node.rates {
                     rates.retain_recent();
@@ -107,7 +107,7 @@ impl CacheNode {
     /// Whether requests with this method are forwarded to an origin, with their content.
     fn forwards(&self, method: &Method) -> bool {
         let is_change = !matches!(*method, Method::GET | Method::HEAD | Method::TRACE | Method::CONNECT);
-        is_change && matches!(&self.content, Content::Origin(proxy) if proxy.changes)
+        is_change && matches!(&self.content, NodeContent::Origin(proxy) if proxy.changes)
     }
 
     /// Replaces who may read, and opens the log again by its name.
@@ -157,11 +157,11 @@ impl CacheNode {
             return response;
         }
         match &self.content {
-            Content::Pool(content) => match self.allowed(request, user) {
+            NodeContent::Pool(content) => match self.allowed(request, user) {
                 Ok(parsed) => send(content, parsed, request, client).await,
                 Err(refused) => *refused,
             },
-            Content::Origin(proxy) => {
+            NodeContent::Origin(proxy) => {
                 // A path of an origin may be one that no file has: it matters only if access depends on it.
                 let open = self.access.load().is_open();
                 if !open && let Err(refused) = self.allowed(request, user) {

@@ -34,10 +34,10 @@ use self::directives::Directives;
 use self::flight::{BodyEnd, Coming, Flight, Question, Stage, outdated_by};
 pub use self::freshness::FreshnessOptions;
 use self::freshness::{Freshness, Use};
-use self::head::{Head, end_to_end};
+use self::head::{ResponseHead, end_to_end};
 pub use self::origin::check_origin;
-use self::origin::{NoAnswer, Origin, OriginRequest, OriginResponse};
-use self::store::{Place, ResponseStore, Stored, StoredBody};
+use self::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer};
+use self::store::{ResponsePlace, ResponseStore, Stored, StoredBody};
 use crate::body::ReplyBody;
 use crate::content::ranges::{Selection, Wanted, select};
 use crate::content::{BodySource, Validators, body, failed, reply, wanted};
@@ -64,18 +64,18 @@ pub struct ProxyOptions {
 /// Flights at the same time. Further requests are forwarded for one client each, and their responses are not kept.
 const FLIGHTS_MAX: usize = 4096;
 
-type Flights = Mutex<HashMap<Place, Arc<Flight>>>;
+type Flights = Mutex<HashMap<ResponsePlace, Arc<Flight>>>;
 
 /// A flight, and its answer if that is for the client that began it alone.
 type Begun = (Arc<Flight>, Option<oneshot::Receiver<OriginResponse>>);
 
 /// What is kept, and what is coming.
-struct Kept {
+struct KeptResponses {
     store: Arc<ResponseStore>,
     flights: Flights,
 }
 
-impl Kept {
+impl KeptResponses {
     /// Lets nobody join flights to these targets any longer, and lets nothing of them be kept.
     fn outdate(&self, is_one: impl Fn(&Flight) -> bool) {
         self.flights.lock().retain(|_, flight| {
@@ -95,19 +95,19 @@ impl Kept {
 
 /// The responses of one web server.
 pub struct ReverseProxy {
-    origin: Arc<Origin>,
-    kept: Arc<Kept>,
+    origin: Arc<OriginServer>,
+    kept: Arc<KeptResponses>,
     pub changes: bool,
 }
 
 /// A GET or HEAD request.
-struct Wish<'a> {
+struct ProxiedGet<'a> {
     method: &'a Method,
     target: &'a str,
     /// As the client sent them.
     headers: &'a HeaderMap,
     windows: Option<&'a Windows>,
-    origin: &'a Origin,
+    origin: &'a OriginServer,
     sender: Sender,
     forwarded: OnceLock<HeaderMap>,
 }
@@ -128,7 +128,7 @@ impl Sender {
         Self { version: request.version(), address: client.address.ip(), tls, is_ours }
     }
 
-    fn forwarded(&self, origin: &Origin, headers: &HeaderMap) -> HeaderMap {
+    fn forwarded(&self, origin: &OriginServer, headers: &HeaderMap) -> HeaderMap {
         let mut forwarded = origin.forwarded(headers, self.version, self.address, self.tls);
         if self.is_ours {
             forwarded.remove(header::AUTHORIZATION);
@@ -137,7 +137,7 @@ impl Sender {
     }
 }
 
-impl Wish<'_> {
+impl ProxiedGet<'_> {
     /// The headers that the origin sees. What a response varies by is what they say.
     fn forwarded(&self) -> &HeaderMap {
         self.forwarded.get_or_init(|| self.sender.forwarded(self.origin, self.headers))
@@ -156,7 +156,7 @@ impl ReverseProxy {
     /// # Errors
     /// The URL is not one of a web server's root, or the system's certificates cannot be read.
     pub fn new(overlay: Overlay, options: ProxyOptions) -> Result<Self, String> {
-        let origin = Arc::new(Origin::new(&options.origin, &options.node)?);
+        let origin = Arc::new(OriginServer::new(&options.origin, &options.node)?);
         let store = Arc::new(ResponseStore::new(overlay.clone(), options.freshness));
         let swept = Arc::downgrade(&store);
         tokio::spawn(async move {
@@ -175,7 +175,7 @@ impl ReverseProxy {
                 result = overlay.remove_evicted().await;
             }
         });
-        let kept = Arc::new(Kept { store, flights: Flights::default() });
+        let kept = Arc::new(KeptResponses { store, flights: Flights::default() });
         Ok(Self { origin, kept, changes: options.changes })
     }
 
@@ -205,7 +205,7 @@ impl ReverseProxy {
             return self.change(request, target, sender).await;
         }
         let is_http1 = request.version() != Version::HTTP_2;
-        self.get(Wish {
+        self.get(ProxiedGet {
             method: request.method(),
             target,
             headers: request.headers(),
@@ -295,7 +295,7 @@ impl ReverseProxy {
         }
     }
 
-    async fn get(&self, wish: Wish<'_>) -> Response<ReplyBody> {
+    async fn get(&self, wish: ProxiedGet<'_>) -> Response<ReplyBody> {
         let said = match wish.headers.contains_key(header::CACHE_CONTROL) {
             true => Directives::of(wish.headers),
             false => Directives::default(),
@@ -338,13 +338,13 @@ impl ReverseProxy {
         flight: &Flight,
         direct: Option<oneshot::Receiver<OriginResponse>>,
         is_stale: bool,
-        wish: &Wish<'_>,
+        wish: &ProxiedGet<'_>,
     ) -> Option<Response<ReplyBody>> {
         let stage = flight.stage().await;
         let now = SystemTime::now();
         let is_first = direct.is_some();
         // Only the client that asked may use what is not fresh (RFC 9111, section 4).
-        let may_use = |head: &Head, fresh: &Freshness| {
+        let may_use = |head: &ResponseHead, fresh: &Freshness| {
             is_first || (head.is_for(wish.forwarded()) && fresh.for_request(wish.headers, now) == Use::Fresh)
         };
         let response = match stage {
@@ -382,7 +382,7 @@ impl ReverseProxy {
 
     /// Joins the flight of a place, or begins it. The one who begins it gets an answer that is for it alone. `None` if there
     /// are too many flights.
-    fn join(&self, place: Place, question: Question) -> Option<Begun> {
+    fn join(&self, place: ResponsePlace, question: Question) -> Option<Begun> {
         if let Some(flight) = self.kept.flights.lock().get(&place) {
             return Some((flight.clone(), None));
         }
@@ -390,7 +390,7 @@ impl ReverseProxy {
     }
 
     /// Begins a flight. `is_joined`: others may join it.
-    fn fly(&self, place: Place, question: Question, is_joined: bool) -> Option<Begun> {
+    fn fly(&self, place: ResponsePlace, question: Question, is_joined: bool) -> Option<Begun> {
         let flight = Flight::new(&question.target);
         {
             let mut flights = self.kept.flights.lock();
@@ -408,7 +408,7 @@ impl ReverseProxy {
         let (direct, answer) = oneshot::channel();
         let (origin, kept, flying) = (self.origin.clone(), self.kept.clone(), flight.clone());
         tokio::spawn(async move {
-            let also_at = |place: &Place| {
+            let also_at = |place: &ResponsePlace| {
                 if is_joined {
                     kept.flights.lock().entry(place.clone()).or_insert_with(|| flying.clone());
                 }
@@ -420,7 +420,7 @@ impl ReverseProxy {
     }
 
     /// Forwards a request for one client alone.
-    async fn pass(&self, wish: &Wish<'_>, status: &'static str) -> Response<ReplyBody> {
+    async fn pass(&self, wish: &ProxiedGet<'_>, status: &'static str) -> Response<ReplyBody> {
         let asked = OriginRequest {
             method: wish.method.clone(),
             target: wish.target.to_owned(),
@@ -433,12 +433,12 @@ impl ReverseProxy {
         }
     }
 
-    async fn send_fresh(&self, stored: &Arc<Stored>, wish: &Wish<'_>) -> Response<ReplyBody> {
+    async fn send_fresh(&self, stored: &Arc<Stored>, wish: &ProxiedGet<'_>) -> Response<ReplyBody> {
         let status = format!("forebay; hit; ttl={}", stored.fresh.seconds_left(SystemTime::now()));
         self.send(stored, wish, reply::value(status)).await
     }
 
-    async fn send(&self, stored: &Arc<Stored>, wish: &Wish<'_>, status: HeaderValue) -> Response<ReplyBody> {
+    async fn send(&self, stored: &Arc<Stored>, wish: &ProxiedGet<'_>, status: HeaderValue) -> Response<ReplyBody> {
         let age = stored.fresh.age(SystemTime::now());
         let mut response = described(&stored.head, Some(age), status);
         let Some(Selection { parts, length }) = selected(&stored.head, stored.body.length, wish, &mut response) else {
@@ -458,7 +458,7 @@ impl ReverseProxy {
         &self,
         coming: &Arc<Coming>,
         is_first: bool,
-        wish: &Wish<'_>,
+        wish: &ProxiedGet<'_>,
         status: HeaderValue,
     ) -> Response<ReplyBody> {
         // Only the client that asked first gets it from the origin.
@@ -493,7 +493,12 @@ impl ReverseProxy {
     }
 
     /// Answers once all of the response has come.
-    async fn send_whole(&self, coming: &Arc<Coming>, wish: &Wish<'_>, status: HeaderValue) -> Response<ReplyBody> {
+    async fn send_whole(
+        &self,
+        coming: &Arc<Coming>,
+        wish: &ProxiedGet<'_>,
+        status: HeaderValue,
+    ) -> Response<ReplyBody> {
         match coming.end().await {
             BodyEnd::Whole(Some(stored)) => self.send(&stored, wish, status).await,
             _ => self.pass(wish, "forebay; fwd=miss").await,
@@ -501,12 +506,12 @@ impl ReverseProxy {
     }
 }
 
-fn question(wish: &Wish<'_>, stored: Option<Arc<Stored>>) -> Question {
+fn question(wish: &ProxiedGet<'_>, stored: Option<Arc<Stored>>) -> Question {
     Question { target: wish.target.to_owned(), headers: wish.forwarded().clone(), stored }
 }
 
 /// Returns a response with a kept head, still without content.
-fn described(head: &Head, age: Option<Duration>, status: HeaderValue) -> Response<ReplyBody> {
+fn described(head: &ResponseHead, age: Option<Duration>, status: HeaderValue) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers.clone();
@@ -519,7 +524,12 @@ fn described(head: &Head, age: Option<Duration>, status: HeaderValue) -> Respons
 }
 
 /// Selects what a request wants of a kept response; `None` if the response is complete without content.
-fn selected(head: &Head, length: u64, wish: &Wish<'_>, response: &mut Response<ReplyBody>) -> Option<Selection> {
+fn selected(
+    head: &ResponseHead,
+    length: u64,
+    wish: &ProxiedGet<'_>,
+    response: &mut Response<ReplyBody>,
+) -> Option<Selection> {
     if head.status != StatusCode::OK {
         if head.status == StatusCode::NO_CONTENT {
             return None;

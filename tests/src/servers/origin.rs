@@ -83,11 +83,13 @@ impl Origin {
     /// Ends it at once, in the middle of responses.
     pub fn kill(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        for pid in children(child.id()) {
-            // SAFETY: a plain system call on a child of our own child.
+        // The first process would start another one in place of each that ends.
+        let workers = children(child.id());
+        end(&mut child);
+        for pid in workers {
+            // SAFETY: a plain system call on a process that our own child had started.
             unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
         }
-        end(&mut child);
     }
 
     pub fn files(&self) -> PathBuf {

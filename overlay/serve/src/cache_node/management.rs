@@ -6,7 +6,7 @@ use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
-use super::{CacheNode, Content, unallowed};
+use super::{CacheNode, NodeContent, unallowed};
 use crate::access::Verdict;
 use crate::body::ReplyBody;
 use crate::content::{failed, parse, reply};
@@ -63,14 +63,14 @@ impl CacheNode {
             refused => return unallowed(&refused),
         }
         let content = match &self.content {
-            Content::Pool(content) => content,
-            Content::Origin(proxy) if verb == "purge" => {
+            NodeContent::Pool(content) => content,
+            NodeContent::Origin(proxy) if verb == "purge" => {
                 return match proxy.purge(target).await {
                     Ok(files) => json(StatusCode::OK, &Managed { files, ..Managed::default() }),
                     Err(error) => failed(&error),
                 };
             }
-            Content::Origin(proxy) => {
+            NodeContent::Origin(proxy) => {
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 return match proxy.prefetch(&format!("{target}{query}"), request, client).await {
                     Ok(bytes) => json(StatusCode::OK, &Managed { files: 1, bytes, ..Managed::default() }),

@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 use super::freshness::{Freshness, Use};
-use super::head::{Head, said_of, vary_of};
-use super::origin::{NoAnswer, Origin, OriginRequest, OriginResponse, canonical, without_conditions};
-use super::store::{ComingRoom, Place, ResponseStore, Stored, Unfinished};
+use super::head::{ResponseHead, said_of, vary_of};
+use super::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer, canonical, without_conditions};
+use super::store::{ComingRoom, ResponsePlace, ResponseStore, Stored, Unfinished};
 
 /// One read of what was written.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -42,7 +42,7 @@ pub enum Stage {
 
 /// A response whose body is coming.
 pub struct Coming {
-    pub head: Head,
+    pub head: ResponseHead,
     pub fresh: Freshness,
     /// The length of the body, if it is known.
     pub length: Option<u64>,
@@ -50,12 +50,12 @@ pub struct Coming {
     file: Mutex<Option<Arc<Unfinished>>>,
     largest: u64,
     _room: ComingRoom,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<BodyProgress>,
 }
 
 /// How much of a body has come.
 #[derive(Clone)]
-pub struct Progress {
+pub struct BodyProgress {
     pub bytes: u64,
     pub end: BodyEnd,
 }
@@ -122,11 +122,11 @@ impl Flight {
     /// another place at which the answer will be.
     pub async fn fly(
         self: Arc<Self>,
-        origin: Arc<Origin>,
+        origin: Arc<OriginServer>,
         store: Arc<ResponseStore>,
         question: Question,
         direct: oneshot::Sender<OriginResponse>,
-        also_at: impl Fn(&Place) + Send + Sync,
+        also_at: impl Fn(&ResponsePlace) + Send + Sync,
     ) {
         let stage = StageTeller(&self);
         if let (_, Some(found)) = store.find(&question.target, &question.headers).await
@@ -207,7 +207,7 @@ impl Flight {
         store: &ResponseStore,
         question: &Question,
         response: &OriginResponse,
-        also_at: impl Fn(&Place),
+        also_at: impl Fn(&ResponsePlace),
     ) -> Option<Coming> {
         let mut names = vary_of(&response.head.headers)?;
         let before = if names.is_empty() { None } else { store.varies_by(&question.target).await };
@@ -220,7 +220,7 @@ impl Flight {
         names.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         names.dedup();
         let varied: Vec<_> = names.iter().map(|name| (name.clone(), said_of(&question.headers, name))).collect();
-        let mut head = Head::new(&response.head, varied, response.asked);
+        let mut head = ResponseHead::new(&response.head, varied, response.asked);
         head.authorized = question.headers.contains_key(header::AUTHORIZATION);
         let fresh = Freshness::of(&head, store.options());
         if !fresh.is_storable() || !response.is_delimited {
@@ -229,10 +229,10 @@ impl Flight {
         let room = store.room_for(response.length)?;
         let begun = async {
             if names.is_empty() {
-                return store.begin(Place::of(&question.target)).await;
+                return store.begin(ResponsePlace::of(&question.target)).await;
             }
             let number = since.unwrap_or_else(rand::random);
-            let place = Place::of_variant(&question.target, number, &head.varied);
+            let place = ResponsePlace::of_variant(&question.target, number, &head.varied);
             also_at(&place);
             if since.is_none() {
                 store.mark(&question.target, &names, number).await?;
@@ -247,7 +247,7 @@ impl Flight {
                 file: Mutex::new(Some(Arc::new(file))),
                 largest: store.largest(),
                 _room: room,
-                progress: watch::Sender::new(Progress { bytes: 0, end: BodyEnd::NotYet }),
+                progress: watch::Sender::new(BodyProgress { bytes: 0, end: BodyEnd::NotYet }),
             }),
             Err(e) => {
                 tracing::warn!("a response is not kept: {e}");
@@ -274,7 +274,7 @@ impl Drop for StageTeller<'_> {
     }
 }
 
-async fn ask(origin: &Origin, target: &str, headers: HeaderMap) -> Result<OriginResponse, NoAnswer> {
+async fn ask(origin: &OriginServer, target: &str, headers: HeaderMap) -> Result<OriginResponse, NoAnswer> {
     origin.send(OriginRequest { method: Method::GET, target: target.to_owned(), headers, content: Bytes::new() }).await
 }
 
@@ -331,7 +331,7 @@ impl Coming {
         }
     }
 
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> BodyProgress {
         self.progress.borrow().clone()
     }
 

@@ -10,7 +10,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
 
 use super::directives::{Directives, SECONDS_MAX, list_items, seconds};
-use super::head::{Head, date, vary_of};
+use super::head::{ResponseHead, date, vary_of};
 
 /// Status codes whose meaning for a cache is known: those that the crate keeps, without 206.
 const UNDERSTOOD: [u16; 14] = [200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414, 501];
@@ -58,7 +58,7 @@ pub enum Use {
 }
 
 impl Freshness {
-    pub fn of(head: &Head, options: &FreshnessOptions) -> Self {
+    pub fn of(head: &ResponseHead, options: &FreshnessOptions) -> Self {
         let said = Directives::of(&head.headers);
         let explicit =
             ["max-age", "s-maxage"].iter().any(|name| said.has(name)) || head.headers.contains_key(header::EXPIRES);
@@ -110,7 +110,7 @@ impl Freshness {
             stale_while_revalidate,
             stale_if_error,
             never_stale,
-            is_useful: !Head::is_for_one(&head.headers)
+            is_useful: !ResponseHead::is_for_one(&head.headers)
                 && (validator || !(lifetime + stale_while_revalidate + stale_if_error).is_zero()),
         }
     }
@@ -186,7 +186,7 @@ fn number(text: String) -> HeaderValue {
 
 /// Returns the status code for the rules. A final response with another code may be kept, too, if it says how long
 /// (RFC 9111, section 3): for the rules it is like 200 then.
-fn shown_status(head: &Head, said: &Directives, explicit: bool) -> StatusCode {
+fn shown_status(head: &ResponseHead, said: &Directives, explicit: bool) -> StatusCode {
     let code = head.status.as_u16();
     let partial = matches!(head.status, StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED);
     let may = (explicit || said.has("public")) && !partial && code >= 200 && !said.has("must-understand");
@@ -196,7 +196,7 @@ fn shown_status(head: &Head, said: &Directives, explicit: bool) -> StatusCode {
     }
 }
 
-fn shown_headers(head: &Head, said: &Directives) -> HeaderMap {
+fn shown_headers(head: &ResponseHead, said: &Directives) -> HeaderMap {
     let mut shown = HeaderMap::new();
     let understood = said.has("must-understand") && UNDERSTOOD.contains(&head.status.as_u16());
     // `must-understand` takes the place of `no-store` where the status code is understood (RFC 9111, section 5.2.2.3).
@@ -243,7 +243,7 @@ fn shown_headers(head: &Head, said: &Directives) -> HeaderMap {
 
 /// Returns how old a response was when it came, in seconds: `corrected_initial_age` of RFC 9111, section 4.2.3. An Age
 /// that cannot be read, or that is there twice, makes it as old as can be.
-fn age(head: &Head, sent: SystemTime) -> u64 {
+fn age(head: &ResponseHead, sent: SystemTime) -> u64 {
     let lines: Vec<String> = head
         .headers
         .get_all(header::AGE)
@@ -274,7 +274,7 @@ mod tests {
         UNIX_EPOCH + NOW
     }
 
-    fn head(status: u16, headers: Said<'_>) -> Head {
+    fn head(status: u16, headers: Said<'_>) -> ResponseHead {
         let mut response = Response::new(());
         for (name, value) in headers {
             let value = match value.strip_prefix("now") {
@@ -286,7 +286,7 @@ mod tests {
             response.headers_mut().append(HeaderName::try_from(*name).unwrap(), value);
         }
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
-        let mut head = Head::new(&response.into_parts().0, Vec::new(), SystemTime::now());
+        let mut head = ResponseHead::new(&response.into_parts().0, Vec::new(), SystemTime::now());
         if !headers.iter().any(|(name, _)| *name == "date") {
             head.headers.insert(header::DATE, date(now()));
         }
@@ -418,7 +418,7 @@ mod tests {
             assert!(*expected == 0 || freshness.is_storable(), "{status} {headers:?}");
         }
         assert!(!Freshness::of(&head(200, &[(cc, "private")]), &options).is_storable());
-        let authorized = Head { authorized: true, ..head(200, &[]) };
+        let authorized = ResponseHead { authorized: true, ..head(200, &[]) };
         assert!(!Freshness::of(&authorized, &options).is_storable());
     }
 

@@ -35,7 +35,7 @@ const HEAD_MAX: u64 = 256 << 10;
 
 /// The head of a stored response.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Head {
+pub struct ResponseHead {
     pub status: StatusCode,
     pub headers: HeaderMap,
     /// Headers of the request that `Vary` names, with what they said.
@@ -76,7 +76,7 @@ fn bytes(text: &str) -> Option<Vec<u8>> {
     text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect()
 }
 
-impl Head {
+impl ResponseHead {
     /// The head of a response that comes now.
     pub fn new(parts: &response::Parts, varied: Vec<(HeaderName, Option<String>)>, asked: SystemTime) -> Self {
         let now = SystemTime::now();
@@ -262,28 +262,31 @@ mod tests {
     #[test]
     fn a_head_is_read_as_it_was_written() {
         let varied = vec![(header::ACCEPT, Some("a,b".to_owned())), (header::COOKIE, None)];
-        let mut head =
-            Head::new(&parts(&[("set-cookie", b"a"), ("set-cookie", b"\xe9"), ("x", b"")]), varied, SystemTime::now());
+        let mut head = ResponseHead::new(
+            &parts(&[("set-cookie", b"a"), ("set-cookie", b"\xe9"), ("x", b"")]),
+            varied,
+            SystemTime::now(),
+        );
         (head.sum, head.marks, head.delay) = (u64::MAX, Some(7), Duration::from_millis(3));
         let body = 1000;
         let tail = head.tail(body, 0);
         let size = body + tail.len() as u64;
-        let foot = Head::foot(size);
-        let range = Head::of_foot(&tail[(foot.start - body) as usize..], size).unwrap();
+        let foot = ResponseHead::foot(size);
+        let range = ResponseHead::of_foot(&tail[(foot.start - body) as usize..], size).unwrap();
         assert_eq!(range.start, body);
-        assert_eq!(Head::parse(&tail[..(range.end - body) as usize]).unwrap(), head);
+        assert_eq!(ResponseHead::parse(&tail[..(range.end - body) as usize]).unwrap(), head);
         assert_eq!(head.tail(body, 5000).len(), 5000, "a later head takes the place of a longer one");
     }
 
     #[test]
     fn a_file_that_was_cut_or_that_grew_has_no_head() {
-        let tail = Head::new(&parts(&[]), Vec::new(), SystemTime::now()).tail(10, 0);
+        let tail = ResponseHead::new(&parts(&[]), Vec::new(), SystemTime::now()).tail(10, 0);
         let size = 10 + tail.len() as u64;
         let foot = &tail[tail.len() - FOOT_BYTES as usize..];
-        assert!(Head::of_foot(foot, size).is_some());
-        assert!(Head::of_foot(foot, size + 1).is_none());
-        assert!(Head::of_foot(&foot[..19], size).is_none());
-        assert!(Head::of_foot(&[0xff; 20], size).is_none());
+        assert!(ResponseHead::of_foot(foot, size).is_some());
+        assert!(ResponseHead::of_foot(foot, size + 1).is_none());
+        assert!(ResponseHead::of_foot(&foot[..19], size).is_none());
+        assert!(ResponseHead::of_foot(&[0xff; 20], size).is_none());
     }
 
     #[test]
@@ -295,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_304_changes_what_is_not_about_the_body() {
-        let head = Head::new(
+        let head = ResponseHead::new(
             &parts(&[("etag", b"\"a\""), ("x", b"1"), ("x", b"2"), ("content-encoding", b"gzip"), ("y", b"1")]),
             Vec::new(),
             SystemTime::now(),

@@ -17,6 +17,8 @@ use super::head::end_to_end;
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long the origin may send nothing.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How long a connection waits for another request: shorter than servers do, some of which close it after five seconds.
+const IDLE: Duration = Duration::from_secs(4);
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// How this program names itself to other servers, and sees its own requests again.
@@ -91,14 +93,14 @@ pub struct OriginResponse {
 }
 
 /// The server whose responses are kept.
-pub struct Origin {
+pub struct OriginServer {
     base: Url,
     /// How this node is named in `Via`.
     via: String,
     client: reqwest::Client,
 }
 
-impl Origin {
+impl OriginServer {
     /// # Errors
     /// The URL is not one of a web server's root, or the system's certificates cannot be read.
     pub fn new(url: &str, node: &str) -> Result<Self, String> {
@@ -107,6 +109,7 @@ impl Origin {
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
             .read_timeout(SILENCE)
+            .pool_idle_timeout(IDLE)
             .build()
             .map_err(|e| format!("{url}: {e}"))?;
         Ok(Self { base, via: format!("{PSEUDONYM}-{node}"), client })
@@ -185,11 +188,17 @@ impl Origin {
         };
         url.set_path(path);
         url.set_query(query);
-        let mut asking = self.client.request(request.method, url).headers(request.headers);
+        let mut asking = self.client.request(request.method.clone(), url).headers(request.headers);
         if !request.content.is_empty() {
             asking = asking.body(request.content);
         }
-        let body = asking.send().await.map_err(|error| no_answer(&error))?;
+        let again = asking.try_clone().filter(|_| request.method.is_idempotent());
+        let body = match (asking.send().await, again) {
+            // The origin may have closed a connection that was idle, just as the request went out.
+            (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => again.send().await,
+            (answer, _) => answer,
+        };
+        let body = body.map_err(|error| no_answer(&error))?;
         let (mut head, ()) = http::Response::new(()).into_parts();
         (head.status, head.headers) = (body.status(), body.headers().clone());
         for name in [header::LOCATION, header::CONTENT_LOCATION] {
@@ -348,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_location_at_the_origin_is_one_at_the_node() {
-        let origin = Origin::new("http://host:81", "n").unwrap();
+        let origin = OriginServer::new("http://host:81", "n").unwrap();
         for (said, expected) in [
             ("http://host:81/d/?x#y", "/d/?x#y"),
             ("http://host/d/", "http://host/d/"),
@@ -364,7 +373,7 @@ mod tests {
 
     #[test]
     fn headers_that_are_not_part_of_the_key_do_not_name_another_page() {
-        let origin = Origin::new("http://host", "n").unwrap();
+        let origin = OriginServer::new("http://host", "n").unwrap();
         let mut headers = HeaderMap::new();
         headers.insert(header::REFERER, HeaderValue::from_static("http://me/a?expires=1&signature=evil"));
         for name in ["x-forwarded-host", "x-forwarded-scheme", "x-original-url", "forwarded", "x_forwarded_host"] {
@@ -382,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_request_that_comes_back_is_seen() {
-        let origin = Origin::new("http://host", "n").unwrap();
+        let origin = OriginServer::new("http://host", "n").unwrap();
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_static("me"));
         headers.insert(header::CONNECTION, HeaderValue::from_static("x"));
@@ -392,6 +401,6 @@ mod tests {
         assert!(origin.is_loop(&forwarded));
         assert!(!forwarded.contains_key(header::HOST) && !forwarded.contains_key("x"));
         assert_eq!(forwarded["x-forwarded-for"], "127.0.0.1");
-        assert!(!Origin::new("http://host", "m").unwrap().is_loop(&forwarded));
+        assert!(!OriginServer::new("http://host", "m").unwrap().is_loop(&forwarded));
     }
 }

@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_64;
 
 use super::freshness::{Freshness, FreshnessOptions};
-use super::head::{Head, boot_id, said_of};
+use super::head::{ResponseHead, boot_id, said_of};
 use crate::content::lendable;
 use crate::transport::{Mapped, MappedOwner};
 
@@ -49,12 +49,12 @@ const PIECE_BYTES: u32 = 256 << 10;
 
 /// Where a response is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct ResponsePlace {
     pub dir: PoolPath,
     pub name: String,
 }
 
-impl Place {
+impl ResponsePlace {
     /// Of a URL's path and query.
     pub fn of(target: &str) -> Self {
         Self::with(target, "")
@@ -122,8 +122,8 @@ impl MappedOwner for StoredBody {
 
 /// A response on the fast pool.
 pub struct Stored {
-    pub place: Place,
-    pub head: Head,
+    pub place: ResponsePlace,
+    pub head: ResponseHead,
     pub fresh: Freshness,
     pub body: Arc<StoredBody>,
     used: Mutex<Instant>,
@@ -131,14 +131,14 @@ pub struct Stored {
 
 /// A response that is being written.
 pub struct Unfinished {
-    pub place: Place,
+    pub place: ResponsePlace,
     file: NewFile,
     written: Mutex<u64>,
     sum: Mutex<XxHash3_64>,
 }
 
 struct OpenResponses {
-    by_place: LruCache<Place, Arc<Stored>>,
+    by_place: LruCache<ResponsePlace, Arc<Stored>>,
     bytes: u64,
     /// Grows when responses are removed: what was read before is not kept open.
     removals: u64,
@@ -157,16 +157,17 @@ impl Drop for ComingRoom {
 }
 
 impl OpenResponses {
-    fn take(&mut self, place: &Place) -> Option<Arc<Stored>> {
+    fn take(&mut self, place: &ResponsePlace) -> Option<Arc<Stored>> {
         let stored = self.by_place.pop(place)?;
         self.bytes -= stored.body.file.size;
         Some(stored)
     }
 
     /// Takes all for which `goes` is true, and lets none come back that was read before.
-    fn take_all(&mut self, goes: impl Fn(&Place) -> bool) -> Vec<Arc<Stored>> {
+    fn take_all(&mut self, goes: impl Fn(&ResponsePlace) -> bool) -> Vec<Arc<Stored>> {
         self.removals += 1;
-        let places: Vec<Place> = self.by_place.iter().map(|(place, _)| place).filter(|p| goes(p)).cloned().collect();
+        let places: Vec<ResponsePlace> =
+            self.by_place.iter().map(|(place, _)| place).filter(|p| goes(p)).cloned().collect();
         places.iter().filter_map(|place| self.take(place)).collect()
     }
 
@@ -206,7 +207,7 @@ impl ResponseStore {
     }
 
     /// Returns where the response to a request with these headers is kept, and the response if there is one.
-    pub async fn find(&self, target: &str, headers: &HeaderMap) -> (Place, Option<Arc<Stored>>) {
+    pub async fn find(&self, target: &str, headers: &HeaderMap) -> (ResponsePlace, Option<Arc<Stored>>) {
         self.find_for(target, || headers).await
     }
 
@@ -215,13 +216,13 @@ impl ResponseStore {
         &self,
         target: &str,
         headers: impl FnOnce() -> &'a HeaderMap,
-    ) -> (Place, Option<Arc<Stored>>) {
-        let place = Place::of(target);
+    ) -> (ResponsePlace, Option<Arc<Stored>>) {
+        let place = ResponsePlace::of(target);
         let Some(found) = self.open(&place).await else { return (place, None) };
         let Some(since) = found.head.marks else { return (place, Some(found)) };
         let headers = headers();
         let varied: Vec<_> = found.head.varied.iter().map(|(name, _)| (name.clone(), said_of(headers, name))).collect();
-        let place = Place::of_variant(target, since, &varied);
+        let place = ResponsePlace::of_variant(target, since, &varied);
         let found = self.open(&place).await.filter(|stored| stored.head.marks.is_none());
         (place, found)
     }
@@ -239,7 +240,7 @@ impl ResponseStore {
 
     /// Returns the headers that responses of a URL vary by, if it is known that they do.
     pub async fn varies_by(&self, target: &str) -> Option<(Vec<HeaderName>, u64)> {
-        let found = self.open(&Place::of(target)).await?;
+        let found = self.open(&ResponsePlace::of(target)).await?;
         let since = found.head.marks?;
         Some((found.head.varied.iter().map(|(name, _)| name.clone()).collect(), since))
     }
@@ -251,8 +252,8 @@ impl ResponseStore {
     pub async fn mark(&self, target: &str, names: &[HeaderName], since: u64) -> Result<()> {
         let (parts, ()) = http::Response::new(()).into_parts();
         let varied = names.iter().map(|name| (name.clone(), None)).collect();
-        let head = Head { marks: Some(since), ..Head::new(&parts, varied, SystemTime::now()) };
-        self.begin(Place::of(target)).await?.finish(self, head).await?;
+        let head = ResponseHead { marks: Some(since), ..ResponseHead::new(&parts, varied, SystemTime::now()) };
+        self.begin(ResponsePlace::of(target)).await?.finish(self, head).await?;
         Ok(())
     }
 
@@ -260,14 +261,14 @@ impl ResponseStore {
     ///
     /// # Errors
     /// Those of [`Overlay::make_file`].
-    pub async fn begin(&self, place: Place) -> Result<Unfinished> {
+    pub async fn begin(&self, place: ResponsePlace) -> Result<Unfinished> {
         let temporary = format!("{}{:032x}", self.temporary, rand::random::<u128>());
         let file = self.overlay.make_file(&place.dir, temporary.as_bytes()).await?;
         Ok(Unfinished { place, file, written: Mutex::new(0), sum: Mutex::new(XxHash3_64::new()) })
     }
 
     /// Keeps the new head of a response that the origin has confirmed.
-    pub async fn confirm(&self, stored: &Stored, head: Head) -> Arc<Stored> {
+    pub async fn confirm(&self, stored: &Stored, head: ResponseHead) -> Arc<Stored> {
         stored.body.write_head(&head).await;
         let fresh = Freshness::of(&head, &self.options);
         let used = Mutex::new(Instant::now());
@@ -280,10 +281,10 @@ impl ResponseStore {
 
     /// Removes what is kept for a URL.
     pub async fn invalidate(&self, target: &str) {
-        self.remove(&Place::of(target)).await;
+        self.remove(&ResponsePlace::of(target)).await;
     }
 
-    pub async fn remove(&self, place: &Place) {
+    pub async fn remove(&self, place: &ResponsePlace) {
         self.close(|open| open == place);
         if let Err(e) = self.overlay.remove_file(&place.path()).await {
             tracing::warn!("{}: not removed: {e}", place.name);
@@ -306,7 +307,7 @@ impl ResponseStore {
         if path == "/" {
             return self.overlay.remove_below(&PoolPath::root(), |_| true).await;
         }
-        let place = Place::of(path);
+        let place = ResponsePlace::of(path);
         let last = place.name.rsplit_once(' ').map_or("", |(last, _)| last).to_owned();
         let directory = match path.ends_with('/') {
             true => place.dir.clone(),
@@ -317,7 +318,7 @@ impl ResponseStore {
         Ok(below + self.overlay.remove_in(&place.dir, own).await?)
     }
 
-    fn close(&self, goes: impl Fn(&Place) -> bool) {
+    fn close(&self, goes: impl Fn(&ResponsePlace) -> bool) {
         let closed = self.open.lock().take_all(goes);
         drop(closed);
     }
@@ -370,7 +371,7 @@ impl ResponseStore {
         stored
     }
 
-    async fn open(&self, place: &Place) -> Option<Arc<Stored>> {
+    async fn open(&self, place: &ResponsePlace) -> Option<Arc<Stored>> {
         let removals = {
             let mut open = self.open.lock();
             if let Some(stored) = open.by_place.get(place) {
@@ -390,19 +391,19 @@ impl ResponseStore {
     }
 
     /// Reads a response; `None` if there is none, or not all of it.
-    async fn read(&self, place: &Place) -> Result<Option<Stored>> {
+    async fn read(&self, place: &ResponsePlace) -> Result<Option<Stored>> {
         match self.overlay.open_resident(&place.path()).await? {
             Some(file) => self.read_file(place, file).await,
             None => Ok(None),
         }
     }
 
-    async fn read_file(&self, place: &Place, file: ServedFile) -> Result<Option<Stored>> {
-        let foot = Head::foot(file.size);
+    async fn read_file(&self, place: &ResponsePlace, file: ServedFile) -> Result<Option<Stored>> {
+        let foot = ResponseHead::foot(file.size);
         let foot = file.read(foot.start, (foot.end - foot.start) as u32).await?;
-        let Some(range) = Head::of_foot(&foot, file.size) else { return Ok(None) };
+        let Some(range) = ResponseHead::of_foot(&foot, file.size) else { return Ok(None) };
         let json = file.read(range.start, (range.end - range.start) as u32).await?;
-        let Some(mut head) = Head::parse(&json) else { return Ok(None) };
+        let Some(mut head) = ResponseHead::parse(&json) else { return Ok(None) };
         let tail = AtomicU64::new(file.size - range.start);
         let body = Arc::new(StoredBody { file, length: range.start, tail, mapped: OnceLock::new() });
         // Content that was not synced before a power cut may be anything.
@@ -433,7 +434,7 @@ async fn checksum(file: &ServedFile, length: u64) -> Result<u64> {
 
 impl StoredBody {
     /// Writes the head again, after the body.
-    async fn write_head(&self, head: &Head) {
+    async fn write_head(&self, head: &ResponseHead) {
         let tail = head.tail(self.length, self.tail.load(Ordering::Relaxed));
         let bytes = tail.len() as u64;
         match self.file.rewrite(self.length, tail.into()).await {
@@ -469,9 +470,9 @@ impl Unfinished {
     ///
     /// # Errors
     /// `NoSpace`, errors of the device.
-    pub async fn finish(&self, store: &ResponseStore, head: Head) -> Result<Option<Arc<Stored>>> {
+    pub async fn finish(&self, store: &ResponseStore, head: ResponseHead) -> Result<Option<Arc<Stored>>> {
         let length = *self.written.lock();
-        let head = Head { sum: self.sum.lock().finish(), ..head };
+        let head = ResponseHead { sum: self.sum.lock().finish(), ..head };
         self.file.write(length, head.tail(length, 0).into()).await?;
         let removals = store.open.lock().removals;
         self.file.publish(self.place.name.as_bytes()).await?;
@@ -490,7 +491,7 @@ mod tests {
     #[test]
     fn a_place_is_like_the_path_and_no_other_url_has_it() {
         let of = |target: &str| {
-            let place = Place::of(target);
+            let place = ResponsePlace::of(target);
             (place.dir.to_string(), place.name.rsplit_once(' ').unwrap().0.to_owned())
         };
         assert_eq!(of("/a/b?x=1"), ("/a".into(), "b".into()));
@@ -500,18 +501,23 @@ mod tests {
         assert_eq!(of("/a//b").0, "/a/ ");
         assert_eq!(of(&format!("{}/x", "/a".repeat(100))).0, "/a".repeat(PARTS_MAX));
         let long = format!("/{}", "x".repeat(300));
-        assert!(Place::of(&long).name.len() < 255 && Place::of(&format!("{long}/y")).dir != Place::of("/y").dir);
+        assert!(
+            ResponsePlace::of(&long).name.len() < 255
+                && ResponsePlace::of(&format!("{long}/y")).dir != ResponsePlace::of("/y").dir
+        );
         let targets = ["/a", "/a?", "/a?x", "/a/", "/b", "/%2e", "/.", "/a//b", "/a/b"];
-        let names: std::collections::HashSet<String> = targets.iter().map(|target| Place::of(target).name).collect();
+        let names: std::collections::HashSet<String> =
+            targets.iter().map(|target| ResponsePlace::of(target).name).collect();
         assert_eq!(names.len(), targets.len());
     }
 
     #[test]
     fn variants_differ_by_what_the_request_said() {
         let accept = |said: Option<&str>| vec![(http::header::ACCEPT, said.map(str::to_owned))];
-        let places = [None, Some(""), Some("a"), Some("a,b")].map(|said| Place::of_variant("/x", 1, &accept(said)));
+        let places =
+            [None, Some(""), Some("a"), Some("a,b")].map(|said| ResponsePlace::of_variant("/x", 1, &accept(said)));
         let names: std::collections::HashSet<&str> = places.iter().map(|place| &*place.name).collect();
         assert_eq!(names.len(), 4);
-        assert_ne!(Place::of_variant("/x", 2, &accept(None)), places[0]);
+        assert_ne!(ResponsePlace::of_variant("/x", 2, &accept(None)), places[0]);
     }
 }
