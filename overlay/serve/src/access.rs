@@ -164,7 +164,8 @@ fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Returns bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

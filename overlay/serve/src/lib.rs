@@ -7,6 +7,7 @@
 //! | `tls` | the certificate that clients see |
 //! | `body` | the bodies of responses |
 //! | `content` | the pool's files: ranges, conditions, directories, what stays open |
+//! | `kept_open` | files that stay open between requests |
 //! | `proxy` | the responses of a web server, kept as RFC 9111 allows |
 //! | `cache_node` | content for any client: rates, health, purge and prefetch |
 //! | `access` | who may read what: bearer tokens, signed URLs |
@@ -21,6 +22,7 @@ mod body;
 mod cache_node;
 mod content;
 mod dashboard;
+mod kept_open;
 mod listener;
 pub mod metrics;
 pub mod page;

@@ -8,21 +8,15 @@ use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use forebay_engine::{Ino, Overlay, Served, ServedFile, UserGroups};
 use headers::ETag;
 use http::HeaderValue;
-use lru::LruCache;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::directory::time;
 use super::{lendable, reply};
+use crate::access::hex;
+use crate::kept_open::KeptOpen;
 use crate::transport::{Mapped, MappedOwner};
 
-/// The most files that stay open although no response uses them: each holds a descriptor, and its content cannot be
-/// evicted.
-const OPEN_MAX: usize = 1024;
-/// The share of the fast pool that these files may hold.
-const OPEN_SHARE: u64 = 8;
-/// How long a file stays open after its last request.
-const IDLE: Duration = Duration::from_secs(10);
 /// Bytes of the tag of a version, in hexadecimal: two versions of one file have the same by chance once in 2^64.
 const TAG_BYTES: usize = 16;
 
@@ -64,41 +58,14 @@ pub enum Found {
 struct Kept {
     file: Arc<OpenFile>,
     confirmed: Instant,
-    used: Instant,
     /// A request is asking the engine again.
     refreshing: Arc<AtomicBool>,
-}
-
-struct KeptFiles {
-    by_path: LruCache<PoolPath, Kept>,
-    /// The sum of their sizes.
-    bytes: u64,
-}
-
-impl KeptFiles {
-    fn take(&mut self, path: &PoolPath) -> Option<Kept> {
-        let kept = self.by_path.pop(path)?;
-        self.bytes -= kept.file.served.size;
-        Some(kept)
-    }
-
-    fn take_oldest(&mut self) -> Option<Kept> {
-        let (_, kept) = self.by_path.pop_lru()?;
-        self.bytes -= kept.file.served.size;
-        Some(kept)
-    }
-
-    fn put(&mut self, path: PoolPath, kept: Kept) {
-        self.bytes += kept.file.served.size;
-        self.by_path.put(path, kept);
-    }
 }
 
 struct Shared {
     overlay: Overlay,
     user: UserGroups,
-    kept: Mutex<KeptFiles>,
-    bytes_max: u64,
+    kept: Mutex<KeptOpen<PoolPath, Kept>>,
 }
 
 pub struct ServedFiles {
@@ -108,9 +75,8 @@ pub struct ServedFiles {
 
 impl ServedFiles {
     pub fn new(overlay: Overlay, user: UserGroups, stale_while_revalidate: Duration) -> Self {
-        let bytes_max = overlay.fast_pool().budget.limit() / OPEN_SHARE;
-        let kept = Mutex::new(KeptFiles { by_path: LruCache::unbounded(), bytes: 0 });
-        Self { shared: Arc::new(Shared { overlay, user, kept, bytes_max }), stale_while_revalidate }
+        let kept = Mutex::new(KeptOpen::new(overlay.fast_pool().budget.limit()));
+        Self { shared: Arc::new(Shared { overlay, user, kept }), stale_while_revalidate }
     }
 
     /// Finds what a path names.
@@ -134,7 +100,7 @@ impl ServedFiles {
     /// Returns a file that may be served without asking, and the mark of a refresh that the caller must begin.
     fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
         let mut all = self.shared.kept.lock();
-        let kept = all.by_path.get_mut(path)?;
+        let kept = all.get(path)?;
         let age = kept.confirmed.elapsed();
         let origin = match kept.file.served.fresh_for {
             None => AnswerOrigin::Fresh,
@@ -144,7 +110,6 @@ impl ServedFiles {
             }
             Some(_) => return None,
         };
-        kept.used = Instant::now();
         let must = origin == AnswerOrigin::Stale && !kept.refreshing.swap(true, Ordering::AcqRel);
         let refresh = must.then(|| kept.refreshing.clone());
         Some((Found::File { file: kept.file.clone(), origin, confirmed: kept.confirmed }, refresh))
@@ -152,24 +117,15 @@ impl ServedFiles {
 
     /// Closes the files at a path and below it.
     pub fn forget_below(&self, path: &PoolPath) {
-        let mut all = self.shared.kept.lock();
-        let below: Vec<PoolPath> =
-            all.by_path.iter().map(|(at, _)| at).filter(|at| at.starts_with(path)).cloned().collect();
-        let closed: Vec<_> = below.iter().filter_map(|at| all.take(at)).collect();
-        drop(all);
+        let closed = self.shared.kept.lock().take_all(|at| at.starts_with(path));
+        // What a close does must not happen under the lock.
         drop(closed);
     }
 
-    /// Closes files that were not used since `IDLE`.
+    /// Closes files that were not used for a while.
     pub fn tidy(&self, now: Instant) {
-        let mut closed = Vec::new();
-        let mut all = self.shared.kept.lock();
-        let is_idle = |kept: &Kept| now.saturating_duration_since(kept.used) >= IDLE;
-        while all.by_path.peek_lru().is_some_and(|(_, kept)| is_idle(kept)) {
-            closed.extend(all.take_oldest());
-        }
-        // What a close does must not happen under the lock.
-        drop(all);
+        let closed = self.shared.kept.lock().take_idle(now);
+        drop(closed);
     }
 }
 
@@ -200,7 +156,6 @@ impl Shared {
 
     /// Keeps a file open. Returns the one to serve: the one that is open already, with its mapping, if it is the same.
     fn keep(&self, path: &PoolPath, file: Arc<OpenFile>, confirmed: Instant) -> Arc<OpenFile> {
-        let mut closed = Vec::new();
         let mut all = self.kept.lock();
         let before = all.take(path);
         let refreshing = before.as_ref().map(|kept| kept.refreshing.clone()).unwrap_or_default();
@@ -208,13 +163,7 @@ impl Shared {
             Some(kept) if kept.file.is_same(&file) => kept.file.clone(),
             _ => file,
         };
-        if file.served.size <= self.bytes_max {
-            all.put(path.clone(), Kept { file: file.clone(), confirmed, used: Instant::now(), refreshing });
-        }
-        while all.by_path.len() > OPEN_MAX || all.bytes > self.bytes_max {
-            let Some(kept) = all.take_oldest() else { break };
-            closed.push(kept);
-        }
+        let closed = all.put(path.clone(), Kept { file: file.clone(), confirmed, refreshing }, file.served.size);
         drop(all);
         drop((before, closed));
         file
@@ -284,5 +233,5 @@ fn tag(file: &ServedFile) -> String {
             hash.update(file.size.to_le_bytes());
         }
     }
-    hash.finalize()[..TAG_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash.finalize()[..TAG_BYTES])
 }

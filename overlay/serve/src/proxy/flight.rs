@@ -6,6 +6,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -74,7 +75,7 @@ pub struct Flight {
     target: String,
     stage: watch::Sender<Stage>,
     /// What is kept was removed meanwhile: the answer may be older than the reason.
-    outdated: Mutex<bool>,
+    outdated: AtomicBool,
 }
 
 /// What a flight asks for.
@@ -90,7 +91,7 @@ pub struct Question {
 impl Flight {
     pub fn new(target: &str) -> Arc<Self> {
         let stage = watch::Sender::new(Stage::Asking);
-        Arc::new(Self { target: target.to_owned(), stage, outdated: Mutex::new(false) })
+        Arc::new(Self { target: target.to_owned(), stage, outdated: AtomicBool::new(false) })
     }
 
     pub fn is_of(&self, target: &str) -> bool {
@@ -98,13 +99,13 @@ impl Flight {
     }
 
     /// Whether the head of the answer has not come yet.
-    pub fn is_asking(&self) -> bool {
+    fn is_asking(&self) -> bool {
         matches!(*self.stage.borrow(), Stage::Asking)
     }
 
     /// The answer is not kept.
     pub fn outdate(&self) {
-        *self.outdated.lock() = true;
+        self.outdated.store(true, Ordering::Release);
     }
 
     /// Waits for the head of the answer.
@@ -114,8 +115,8 @@ impl Flight {
         known.map_or(Stage::Alone, |stage| stage.clone())
     }
 
-    pub fn is_outdated(&self) -> bool {
-        *self.outdated.lock()
+    fn is_outdated(&self) -> bool {
+        self.outdated.load(Ordering::Acquire)
     }
 
     /// Asks the origin, and keeps its answer. `direct` gets an answer that is for the first client alone. `also_at` is told

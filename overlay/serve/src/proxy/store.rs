@@ -10,28 +10,23 @@
 use std::hash::Hasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use forebay_backends::{PoolPath, Result};
 use forebay_engine::{NewFile, Overlay, ServedFile};
 use http::{HeaderMap, HeaderName};
-use lru::LruCache;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_64;
 
 use super::freshness::{Freshness, FreshnessOptions};
 use super::head::{ResponseHead, boot_id, said_of};
+use crate::access::hex;
 use crate::content::lendable;
+use crate::kept_open::KeptOpen;
 use crate::transport::{Mapped, MappedOwner};
 
-/// The most responses that stay open although no client reads them: each holds a descriptor, and is not evicted.
-const OPEN_MAX: usize = 1024;
-/// The share of the fast pool that they may hold.
-const OPEN_SHARE: u64 = 8;
-/// How long a response stays open after its last use.
-const IDLE: Duration = Duration::from_secs(10);
 /// The largest response that is kept, as a share of the fast pool.
 const LARGEST_SHARE: u64 = 4;
 /// Longer parts of a path are replaced by their hash: a name has 255 bytes, and the hash needs some.
@@ -102,7 +97,7 @@ fn hash(texts: &[&str]) -> String {
         sha.update((text.len() as u64).to_le_bytes());
         sha.update(text);
     }
-    sha.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&sha.finalize()[..16])
 }
 
 /// The open body of a response.
@@ -126,20 +121,24 @@ pub struct Stored {
     pub head: ResponseHead,
     pub fresh: Freshness,
     pub body: Arc<StoredBody>,
-    used: Mutex<Instant>,
 }
 
 /// A response that is being written.
 pub struct Unfinished {
     pub place: ResponsePlace,
     file: NewFile,
-    written: Mutex<u64>,
-    sum: Mutex<XxHash3_64>,
+    written: Mutex<WrittenBody>,
+}
+
+/// What has been written of a body.
+#[derive(Default)]
+struct WrittenBody {
+    bytes: u64,
+    sum: XxHash3_64,
 }
 
 struct OpenResponses {
-    by_place: LruCache<ResponsePlace, Arc<Stored>>,
-    bytes: u64,
+    by_place: KeptOpen<ResponsePlace, Arc<Stored>>,
     /// Grows when responses are removed: what was read before is not kept open.
     removals: u64,
 }
@@ -153,28 +152,6 @@ pub struct ComingRoom {
 impl Drop for ComingRoom {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-impl OpenResponses {
-    fn take(&mut self, place: &ResponsePlace) -> Option<Arc<Stored>> {
-        let stored = self.by_place.pop(place)?;
-        self.bytes -= stored.body.file.size;
-        Some(stored)
-    }
-
-    /// Takes all for which `goes` is true, and lets none come back that was read before.
-    fn take_all(&mut self, goes: impl Fn(&ResponsePlace) -> bool) -> Vec<Arc<Stored>> {
-        self.removals += 1;
-        let places: Vec<ResponsePlace> =
-            self.by_place.iter().map(|(place, _)| place).filter(|p| goes(p)).cloned().collect();
-        places.iter().filter_map(|place| self.take(place)).collect()
-    }
-
-    fn take_oldest(&mut self) -> Option<Arc<Stored>> {
-        let (_, stored) = self.by_place.pop_lru()?;
-        self.bytes -= stored.body.file.size;
-        Some(stored)
     }
 }
 
@@ -192,7 +169,8 @@ pub struct ResponseStore {
 
 impl ResponseStore {
     pub fn new(overlay: Overlay, options: FreshnessOptions) -> Self {
-        let open = Mutex::new(OpenResponses { by_place: LruCache::unbounded(), bytes: 0, removals: 0 });
+        let by_place = KeptOpen::new(overlay.fast_pool().budget.limit());
+        let open = Mutex::new(OpenResponses { by_place, removals: 0 });
         let temporary = format!("{TEMPORARY}{:016x}-", rand::random::<u64>());
         Self { overlay, options, open, coming: Arc::default(), boot: boot_id(), temporary }
     }
@@ -264,16 +242,15 @@ impl ResponseStore {
     pub async fn begin(&self, place: ResponsePlace) -> Result<Unfinished> {
         let temporary = format!("{}{:032x}", self.temporary, rand::random::<u128>());
         let file = self.overlay.make_file(&place.dir, temporary.as_bytes()).await?;
-        Ok(Unfinished { place, file, written: Mutex::new(0), sum: Mutex::new(XxHash3_64::new()) })
+        Ok(Unfinished { place, file, written: Mutex::default() })
     }
 
     /// Keeps the new head of a response that the origin has confirmed.
     pub async fn confirm(&self, stored: &Stored, head: ResponseHead) -> Arc<Stored> {
         stored.body.write_head(&head).await;
         let fresh = Freshness::of(&head, &self.options);
-        let used = Mutex::new(Instant::now());
         let removals = self.open.lock().removals;
-        let stored = Stored { place: stored.place.clone(), head, fresh, body: stored.body.clone(), used };
+        let stored = Stored { place: stored.place.clone(), head, fresh, body: stored.body.clone() };
         let stored = Arc::new(stored);
         self.keep(stored.clone(), removals);
         stored
@@ -318,8 +295,13 @@ impl ResponseStore {
         Ok(below + self.overlay.remove_in(&place.dir, own).await?)
     }
 
+    /// Closes responses, and lets none of them stay open that was read before.
     fn close(&self, goes: impl Fn(&ResponsePlace) -> bool) {
-        let closed = self.open.lock().take_all(goes);
+        let mut open = self.open.lock();
+        open.removals += 1;
+        let closed = open.by_place.take_all(goes);
+        drop(open);
+        // What a close does must not happen under the lock.
         drop(closed);
     }
 
@@ -335,39 +317,23 @@ impl ResponseStore {
 
     /// Closes responses that were not used for a while.
     pub fn tidy(&self, now: Instant) {
-        let mut closed = Vec::new();
-        let mut open = self.open.lock();
-        let is_idle = |stored: &Arc<Stored>| now.saturating_duration_since(*stored.used.lock()) >= IDLE;
-        while open.by_place.peek_lru().is_some_and(|(_, stored)| is_idle(stored)) {
-            closed.extend(open.take_oldest());
-        }
-        // What a close does must not happen under the lock.
-        drop(open);
+        let closed = self.open.lock().by_place.take_idle(now);
+        drop(closed);
     }
 
     /// Keeps a response open, unless responses were removed since then. A response that came later stays.
     /// Returns the one that stays.
     fn keep(&self, stored: Arc<Stored>, removals: u64) -> Arc<Stored> {
-        let mut closed = Vec::new();
         let mut open = self.open.lock();
         if open.removals != removals {
             return stored;
         }
-        if let Some(newer) = open.by_place.peek(&stored.place).filter(|kept| kept.head.received > stored.head.received)
-        {
-            return newer.clone();
+        if let Some(kept) = open.by_place.peek(&stored.place).filter(|kept| kept.head.received > stored.head.received) {
+            return kept.clone();
         }
-        closed.extend(open.take(&stored.place));
-        let bytes_max = self.overlay.fast_pool().budget.limit() / OPEN_SHARE;
-        if stored.body.file.size <= bytes_max {
-            open.bytes += stored.body.file.size;
-            open.by_place.put(stored.place.clone(), stored.clone());
-        }
-        while open.by_place.len() > OPEN_MAX || open.bytes > bytes_max {
-            let Some(oldest) = open.take_oldest() else { break };
-            closed.push(oldest);
-        }
+        let closed = open.by_place.put(stored.place.clone(), stored.clone(), stored.body.file.size);
         drop(open);
+        drop(closed);
         stored
     }
 
@@ -375,7 +341,6 @@ impl ResponseStore {
         let removals = {
             let mut open = self.open.lock();
             if let Some(stored) = open.by_place.get(place) {
-                *stored.used.lock() = Instant::now();
                 return Some(stored.clone());
             }
             open.removals
@@ -415,7 +380,7 @@ impl ResponseStore {
             body.write_head(&head).await;
         }
         let fresh = Freshness::of(&head, &self.options);
-        Ok(Some(Stored { place: place.clone(), head, fresh, body, used: Mutex::new(Instant::now()) }))
+        Ok(Some(Stored { place: place.clone(), head, fresh, body }))
     }
 }
 
@@ -450,12 +415,12 @@ impl Unfinished {
     /// # Errors
     /// `NoSpace`, errors of the device.
     pub async fn append(&self, piece: Bytes) -> Result<u64> {
-        let at = *self.written.lock();
-        self.sum.lock().write(&piece);
-        let written = at + piece.len() as u64;
-        self.file.write(at, piece).await?;
-        *self.written.lock() = written;
-        Ok(written)
+        let at = self.written.lock().bytes;
+        self.file.write(at, piece.clone()).await?;
+        let mut written = self.written.lock();
+        written.sum.write(&piece);
+        written.bytes = at + piece.len() as u64;
+        Ok(written.bytes)
     }
 
     /// Reads a part of the body that was written.
@@ -471,8 +436,11 @@ impl Unfinished {
     /// # Errors
     /// `NoSpace`, errors of the device.
     pub async fn finish(&self, store: &ResponseStore, head: ResponseHead) -> Result<Option<Arc<Stored>>> {
-        let length = *self.written.lock();
-        let head = ResponseHead { sum: self.sum.lock().finish(), ..head };
+        let (length, sum) = {
+            let written = self.written.lock();
+            (written.bytes, written.sum.finish())
+        };
+        let head = ResponseHead { sum, ..head };
         self.file.write(length, head.tail(length, 0).into()).await?;
         let removals = store.open.lock().removals;
         self.file.publish(self.place.name.as_bytes()).await?;
