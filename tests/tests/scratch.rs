@@ -64,11 +64,12 @@ fn listed(mount: &Mount) -> Vec<Value> {
 }
 
 /// Returns each path below a directory with what a reader sees of it.
+#[track_caller]
 fn seen(dir: &Path) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
     let mut left = vec![dir.to_owned()];
     while let Some(at) = left.pop() {
-        let meta = fs::symlink_metadata(&at).unwrap();
+        let meta = fs::symlink_metadata(&at).unwrap_or_else(|error| panic!("{}: {error}", at.display()));
         let bytes = match () {
             () if meta.is_symlink() => fs::read_link(&at).unwrap().display().to_string().into_bytes(),
             () if !meta.is_dir() && !meta.is_file() => Vec::new(),
@@ -471,6 +472,7 @@ fn a_killed_commit_is_finished_or_undone() {
             assert_eq!(seen(&from), was, "{message}");
             assert_eq!(to.exists().then(|| seen(&to)), before, "{message}");
         } else {
+            println!("{message}");
             finished[is_merge] += 1;
             delays[is_merge] = delays[is_merge].mul_f64(0.75);
             let mut wanted = was;

@@ -89,6 +89,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
         .await
         .map_err(|e| Failure::new(FailureKind::Other, format!("the FUSE server panicked: {e}")))??;
     let mounted = Arc::new(mounted);
+    overlay.tell_kernel_of_last_daemon().await;
     jobs.observe(collector, observe(config)?, config.immutable);
     let kernel = mounted.clone();
     let no_passthrough = move || match kernel.passthrough_state() {

@@ -332,8 +332,13 @@ impl Overlay {
     /// Sets the receiver of notifications about cached state that the kernel must forget.
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let _ = self.inner.kernel.set(kernel);
-        self.inner.tell_kernel_of_commits();
         self.inner.keep_names_above_views();
+    }
+
+    /// Makes the kernel forget what the last daemon changed and did not tell it of. Call it when the mount is served,
+    /// and before the daemon answers anybody else.
+    pub async fn tell_kernel_of_last_daemon(&self) {
+        self.inner.tell_kernel_of_commits().await;
     }
 
     /// Sets what `status` shows of the mount.

@@ -18,6 +18,7 @@ use forebay_cache::scratch::{DetachedTree, FileType, TreeEntry, TreeKind};
 use forebay_catalog::{Batch, ContentRecord, DirtyAttrs, FileState, InodeRecord, Link, ListingState, NameRecord};
 use forebay_system::clock::{stamp_now, unix_now};
 use smallvec::SmallVec;
+use tokio::sync::oneshot;
 
 use super::merge::MergePlan;
 use super::{ScratchUse, TakenScratch};
@@ -395,9 +396,18 @@ impl Inner {
     }
 
     /// Tells the kernel of the names that the last daemon did not tell it of: it may remember that they do not exist.
-    pub(crate) fn tell_kernel_of_commits(&self) {
-        let appeared = std::mem::take(&mut *self.scratch.appeared.lock());
-        appeared.iter().for_each(|(parent, name)| self.tell_kernel_name(*parent, name));
+    /// Waits for it, but not for long. For an answer, the kernel may need the mount to be served.
+    pub(crate) async fn tell_kernel_of_commits(self: &Arc<Self>) {
+        let inner = self.clone();
+        let told = blocking(move || Ok(inner.note_commits())).await.unwrap_or_default();
+        let until = tokio::time::Instant::now() + KERNEL_FORGETS;
+        for told in told {
+            let _ = tokio::time::timeout_at(until, told).await;
+        }
+    }
+
+    /// Sends notes of what the last daemon committed. The last ones tell when the kernel has them.
+    fn note_commits(&self) -> Vec<oneshot::Receiver<()>> {
         for dir in std::mem::take(&mut *self.scratch.merged.lock()) {
             self.tell_kernel_inode(dir, false);
             // Nobody remembers which of its names are new.
@@ -409,6 +419,10 @@ impl Inner {
                 tracing::warn!(%error, "the kernel shows what was committed when its caches expire");
             }
         }
+        let Some(kernel) = self.kernel.get() else { return Vec::new() };
+        let mut appeared = std::mem::take(&mut *self.scratch.appeared.lock());
+        appeared.retain(|(parent, name)| !self.is_pinned_name(*parent, name));
+        appeared.iter().map(|(parent, name)| kernel.invalidate_name_and_tell(*parent, name)).collect()
     }
 }
 
