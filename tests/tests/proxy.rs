@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use forebay_tests::cache_node::{Got, Node, curl};
 use forebay_tests::http;
 use forebay_tests::mount::{Place, content};
 use forebay_tests::process;
+use forebay_tests::servers::free_port;
 use forebay_tests::servers::origin::{CacheTest, Origin, run_cache_tests};
 use rand::{Rng, SeedableRng};
 
@@ -25,6 +27,18 @@ fn node(origin: &Origin, place: &Place, words: &[&str]) -> Node {
 
 fn cache_status(got: &Got) -> &str {
     got.header("cache-status").strip_prefix("forebay; ").unwrap_or_default()
+}
+
+/// Returns a metric of a node, or 0 if there is none.
+fn metric(port: u16, name: &str) -> u64 {
+    let scraped = http::get(([127, 0, 0, 1], port).into(), "/metrics", "").unwrap().body;
+    let value = scraped.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map_or(0, |value| value.parse().unwrap())
+}
+
+/// Returns how many responses of a kind a node has sent.
+fn responses(port: u16, cache: &str, status: &str) -> u64 {
+    metric(port, &format!("forebay_http_responses_total{{cache=\"{cache}\",status=\"{status}\"}}"))
 }
 
 /// Waits until a response is kept: clients may have all of it a moment before.
@@ -437,6 +451,85 @@ fn a_small_fast_pool_gives_up_old_responses() {
         (206, content(99, 40 * MIB)[5..7].to_vec(), 2)
     );
     assert!(node.get("/huge", &[]).body == content(99, 40 * MIB), "what is too large to be kept is passed on");
+}
+
+#[test]
+fn responses_are_counted_by_where_they_came_from() {
+    let origin = Origin::nginx("location / { add_header Cache-Control max-age=3600; }");
+    fs::write(origin.files().join("f"), content(1, 1000)).unwrap();
+    let (place, port) = (Place::new(), free_port());
+    let node = node(&origin, &place, &["--metrics", &port.to_string()]);
+    let mut hits = 0;
+    assert_eq!(node.get("/f", &[]).status, 200);
+    process::wait_until("the response is kept", || {
+        let is_hit = cache_status(&node.get("/f", &[])).starts_with("hit");
+        hits += u64::from(is_hit);
+        is_hit
+    });
+    assert_eq!((node.get("/none", &[]).status, node.get("/../f", &["--path-as-is"]).status), (404, 400));
+    assert_eq!((responses(port, "miss", "2xx"), responses(port, "hit", "2xx")), (1, hits));
+    assert_eq!((responses(port, "passed", "4xx"), responses(port, "none", "4xx")), (1, 1));
+    assert_eq!(metric(port, "forebay_http_sent_bytes_total{cache=\"hit\"}"), hits * 1000);
+}
+
+/// SEMANTICS 112: "A response that the fast pool has no room for reaches its clients whole, and is not kept."
+#[test]
+fn a_response_that_grows_beyond_its_share_is_passed_on_to_all_its_clients() {
+    // The origin sends nothing more than the head until all clients have joined.
+    let (requests, all_joined) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (asked, goes_on) = (requests.clone(), all_joined.clone());
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in socket.incoming().map_while(Result::ok) {
+            let (asked, goes_on) = (asked.clone(), goes_on.clone());
+            thread::spawn(move || {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let _ = lines.by_ref().find(|line| line.is_empty());
+                asked.fetch_add(1, Ordering::SeqCst);
+                let mut stream = &stream;
+                let head = "HTTP/1.1 200 OK\r\ncache-control: max-age=3600\r\ntransfer-encoding: chunked\r\n\r\n";
+                let mut send = || -> std::io::Result<()> {
+                    stream.write_all(head.as_bytes())?;
+                    process::wait_until("all clients have joined", || goes_on.load(Ordering::SeqCst));
+                    for chunk in content(7, 40 * MIB).chunks(100_000) {
+                        write!(stream, "{:x}\r\n", chunk.len())?;
+                        stream.write_all(chunk)?;
+                        stream.write_all(b"\r\n")?;
+                    }
+                    stream.write_all(b"0\r\n\r\n")
+                };
+                let _ = send();
+            });
+        }
+    });
+    let (place, port) = (Place::new(), free_port());
+    let words = ["--reverse-proxy", "--limit", "48M", "--metrics", &port.to_string()];
+    let node = Node::start(&url, &place.fast(), &words);
+    let clients: Vec<_> = (0..3)
+        .map(|client| {
+            let url = node.url("/stream");
+            // One of them is slower than the others, and one goes away in the middle.
+            let words: &[&str] =
+                [&[][..], &["--limit-rate", "10M"], &["--max-time", "2", "--limit-rate", "5M"]][client];
+            thread::spawn(move || curl(&url, words))
+        })
+        .collect();
+    process::wait_until("all clients have joined", || {
+        responses(port, "miss", "2xx") + responses(port, "collapsed", "2xx") == 3
+    });
+    all_joined.store(true, Ordering::SeqCst);
+    let got: Vec<Got> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    for got in &got[..2] {
+        assert!(got.code == 0 && got.body == content(7, 40 * MIB), "{} {} {}", got.code, got.body.len(), got.head);
+    }
+    assert_ne!(got[2].code, 0);
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
+    // It is not kept.
+    let again = node.get("/stream", &[]);
+    assert!(again.body == content(7, 40 * MIB) && cache_status(&again).starts_with("fwd=uri-miss"), "{}", again.head);
+    assert_eq!(requests.load(Ordering::SeqCst), 2);
+    assert!(node.status().used_bytes <= 48 << 20);
 }
 
 #[test]

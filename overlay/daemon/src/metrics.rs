@@ -12,9 +12,9 @@ use forebay_backends::decorators::{MetricsSnapshot, SlowCall};
 use forebay_engine::Overlay;
 use forebay_fuse::RequestLatencies;
 use forebay_jobs::Jobs;
-use forebay_serve::Dashboard;
-use forebay_serve::metrics::{self, EngineMetrics, OperationCounts, OperationMetrics, PeerMetrics};
+use forebay_serve::metrics::{self, EngineMetrics, OperationCounts, OperationMetrics, PeerMetrics, ResponseMetrics};
 use forebay_serve::page::MountSource;
+use forebay_serve::{Dashboard, ResponseCounters};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -66,6 +66,8 @@ pub struct MountParts {
     pub overlay: Overlay,
     pub jobs: Jobs,
     pub requests: Arc<RequestLatencies>,
+    /// Those of a cache node.
+    pub responses: Option<Arc<ResponseCounters>>,
     pub facts: Arc<Facts>,
 }
 
@@ -76,13 +78,14 @@ impl MetricsServer {
     /// # Errors
     /// No thread could be started.
     pub fn start(address: SocketAddr, socket: Option<TcpListener>, parts: MountParts) -> io::Result<Self> {
-        let MountParts { overlay, jobs, requests, facts } = parts;
+        let MountParts { overlay, jobs, requests, responses, facts } = parts;
         let counted = overlay.clone();
         tokio::spawn(async move { counted.keep_census().await });
         let mut registry = metrics::registry();
         registry.register_collector(Box::new(EngineMetrics::new(overlay.clone(), facts.pool_calls.clone())));
         let counts = requests.clone();
         registry.register_collector(Box::new(OperationMetrics::new(move || operations(&counts))));
+        registry.register_collector(Box::new(ResponseMetrics(responses)));
         let known = facts.clone();
         registry.register_collector(Box::new(PeerMetrics::new(move || peers(&known))));
         let stop = CancellationToken::new();

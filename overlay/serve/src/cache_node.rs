@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::access::{AccessRules, Verdict};
 use crate::access_log::{AccessLog, LogEntry};
 use crate::body::ReplyBody;
+use crate::cache_status::{self, ResponseCounters};
 use crate::content::{ContentOptions, GetRequest, METHODS, PoolContent, RequestPath, parse, reply};
 use crate::listener::{Door, HttpClient, RequestContent};
 use crate::proxy::{ProxyOptions, ReverseProxy};
@@ -49,6 +50,7 @@ pub struct CacheNodeOptions {
     /// Requests per second of one client.
     pub rate: Option<NonZeroU32>,
     pub log: Option<AccessLog>,
+    pub counters: Arc<ResponseCounters>,
 }
 
 enum NodeContent {
@@ -63,6 +65,7 @@ pub struct CacheNode {
     access: ArcSwap<AccessRules>,
     rates: Option<DefaultKeyedRateLimiter<IpAddr>>,
     log: Option<AccessLog>,
+    counters: Arc<ResponseCounters>,
     /// The node ends: it is not ready for further requests.
     ending: CancellationToken,
 }
@@ -85,6 +88,7 @@ impl CacheNode {
             access: ArcSwap::from_pointee(options.access),
             rates: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
             log: options.log,
+            counters: options.counters,
             ending,
         });
         let tidied = Arc::downgrade(&node);
@@ -256,7 +260,10 @@ impl Door for CacheNode {
         let begun = Instant::now();
         let mut user = None;
         let response = self.respond(&request, &client, &mut user).await;
-        let Some(log) = &self.log else { return response };
+        let (counters, kind) = (self.counters.clone(), self.counters.count(&response));
+        let Some(log) = &self.log else {
+            return response.map(|body| body.counted(move |bytes| counters.count_bytes(kind, bytes)));
+        };
         let text = |name| {
             request.headers().get(name).map(|v: &HeaderValue| String::from_utf8_lossy(v.as_bytes()).into_owned())
         };
@@ -273,10 +280,15 @@ impl Door for CacheNode {
             duration: Duration::ZERO,
             referer: text(header::REFERER),
             agent: text(header::USER_AGENT),
-            cache_status: response.headers().get(reply::CACHE_STATUS).and_then(|v| v.to_str().ok()).map(str::to_owned),
+            cache_status: cache_status::told(&response).map(str::to_owned),
         };
         let log = log.clone();
-        response.map(|body| body.counted(move |bytes| log.note(LogEntry { bytes, duration: begun.elapsed(), ..entry })))
+        response.map(|body| {
+            body.counted(move |bytes| {
+                counters.count_bytes(kind, bytes);
+                log.note(LogEntry { bytes, duration: begun.elapsed(), ..entry });
+            })
+        })
     }
 }
 

@@ -24,6 +24,7 @@ use self::open_files::{AnswerOrigin, Found, OpenFile, ServedFiles};
 pub use self::path::{RequestPath, parse};
 pub(crate) use self::ranges::{Selection, Wanted};
 use crate::body::ReplyBody;
+use crate::cache_status::CacheStatus;
 use crate::transport::{Mapped, MappedOwner, Windows};
 
 /// The methods that are answered.
@@ -109,8 +110,7 @@ impl PoolContent {
     ) -> Response<ReplyBody> {
         let size = file.served.size;
         let mut response = Response::new(ReplyBody::empty());
-        let headers = response.headers_mut();
-        describe(file, (origin, confirmed), headers);
+        describe(file, (origin, confirmed), &mut response);
         let version = Validators { etag: Some(&file.etag), modified: Some(file.modified) };
         let wanted = match wanted(wish.method, wish.headers, version, size) {
             Ok(wanted) => wanted,
@@ -121,11 +121,11 @@ impl PoolContent {
         };
         response.headers_mut().insert(header::CONTENT_TYPE, file.content_type.clone());
         let Some(Selection { parts, length }) = ranges::select(wanted, size, &mut response) else { return response };
-        let headers = response.headers_mut();
         if matches!(origin, AnswerOrigin::Pool | AnswerOrigin::Fetched) {
             let mut wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
             let hit = origin == AnswerOrigin::Pool && wanted.all(|range| file.served.has(range));
-            headers.insert(reply::CACHE_STATUS, if hit { reply::CONFIRMED } else { reply::MISS });
+            let status = if hit { CacheStatus::CONFIRMED } else { CacheStatus::MISS };
+            status.set(&mut response);
         }
         if *wish.method == Method::HEAD || length == 0 {
             return response;
@@ -139,7 +139,8 @@ impl PoolContent {
 }
 
 /// Sets the headers that describe a version, in all responses about it.
-fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), headers: &mut HeaderMap) {
+fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), response: &mut Response<ReplyBody>) {
+    let headers = response.headers_mut();
     headers.insert(header::ETAG, file.etag_value.clone());
     headers.insert(header::LAST_MODIFIED, file.last_modified.clone());
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -147,22 +148,22 @@ fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), heade
     let status = match (file.served.fresh_for, origin) {
         (None, _) => {
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(IMMUTABLE));
-            reply::HIT
+            CacheStatus::HIT
         }
         (Some(Duration::ZERO), _) => {
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            reply::CONFIRMED
+            CacheStatus::CONFIRMED
         }
         (Some(ttl), origin) => {
             headers.insert(header::CACHE_CONTROL, reply::value(format!("max-age={}", ttl.as_secs())));
             headers.insert(header::AGE, HeaderValue::from(age));
             match origin {
-                AnswerOrigin::Stale => reply::STALE,
-                _ => reply::value(format!("forebay; hit; ttl={}", ttl.as_secs().saturating_sub(age))),
+                AnswerOrigin::Stale => CacheStatus::STALE,
+                _ => CacheStatus::fresh_for(ttl.as_secs().saturating_sub(age).cast_signed()),
             }
         }
     };
-    headers.insert(reply::CACHE_STATUS, status);
+    status.set(response);
 }
 
 /// Returns what a GET or HEAD request wants of a version, or the status of a response without content.

@@ -10,6 +10,7 @@
 //! | `kept_open` | files that stay open between requests |
 //! | `proxy` | the responses of a web server, kept as RFC 9111 allows |
 //! | `cache_node` | content for any client: rates, health, purge and prefetch |
+//! | `cache_status` | where the content of a response came from: for the client, and counted |
 //! | `access` | who may read what: bearer tokens, signed URLs |
 //! | `access_log` | the log of requests |
 //! | `metrics` | metrics for Prometheus |
@@ -20,6 +21,7 @@ mod access;
 mod access_log;
 mod body;
 mod cache_node;
+mod cache_status;
 mod content;
 mod dashboard;
 mod kept_open;
@@ -34,6 +36,7 @@ pub use access::AccessRules;
 pub use access_log::{AccessLog, LogFormat};
 pub use body::ReplyBody;
 pub use cache_node::{CacheNode, CacheNodeOptions, ServedContent};
+pub use cache_status::ResponseCounters;
 pub use content::{ContentOptions, RequestPath, parse};
 pub use dashboard::Dashboard;
 pub use listener::{Door, HttpClient, Listener, ListenerLimits, RequestContent};

@@ -7,6 +7,7 @@ mod engine;
 mod exposition;
 mod operations;
 mod peers;
+mod responses;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
@@ -16,6 +17,7 @@ use prometheus_client::registry::Registry;
 pub use engine::EngineMetrics;
 pub use operations::{OperationCounts, OperationMetrics};
 pub use peers::PeerMetrics;
+pub use responses::ResponseMetrics;
 
 use crate::ReplyBody;
 

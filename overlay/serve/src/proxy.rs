@@ -14,6 +14,7 @@ mod freshness;
 mod head;
 mod origin;
 mod store;
+mod tail;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -39,6 +40,7 @@ pub use self::origin::check_origin;
 use self::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer};
 use self::store::{ResponsePlace, ResponseStore, Stored, StoredBody};
 use crate::body::ReplyBody;
+use crate::cache_status::{CacheResult, CacheStatus};
 use crate::content::ranges::{Selection, Wanted, select};
 use crate::content::{BodySource, Validators, body, failed, reply, wanted};
 use crate::listener::{HttpClient, RequestContent};
@@ -312,7 +314,7 @@ impl ReverseProxy {
                 Some((stored, Use::Fresh)) => return self.send_fresh(stored, &wish).await,
                 Some((stored, Use::WhileAsking)) => {
                     self.join(place, question(&wish, Some(stored.clone())));
-                    return self.send(stored, &wish, reply::STALE).await;
+                    return self.send(stored, &wish, CacheStatus::STALE).await;
                 }
                 _ if said.has("only-if-cached") => {
                     return reply::text(StatusCode::GATEWAY_TIMEOUT, "this is not kept, or not fresh");
@@ -350,18 +352,20 @@ impl ReverseProxy {
         let response = match stage {
             Stage::Coming(coming) if may_use(&coming.head, &coming.fresh) => {
                 let status = match (is_first, is_stale) {
-                    (true, false) => "forebay; fwd=uri-miss; stored",
-                    (true, true) => "forebay; fwd=stale; stored",
-                    (false, _) => "forebay; fwd=uri-miss; collapsed",
+                    (true, false) => CacheStatus::new(CacheResult::Miss, "forebay; fwd=uri-miss; stored"),
+                    (true, true) => CacheStatus::new(CacheResult::Miss, "forebay; fwd=stale; stored"),
+                    (false, _) => CacheStatus::new(CacheResult::Collapsed, "forebay; fwd=uri-miss; collapsed"),
                 };
-                self.send_coming(&coming, is_first, wish, HeaderValue::from_static(status)).await
+                self.send_coming(&coming, is_first, wish, status).await
             }
             Stage::Kept(stored) if may_use(&stored.head, &stored.fresh) => self.send_fresh(&stored, wish).await,
             Stage::Confirmed(stored) if may_use(&stored.head, &stored.fresh) => {
-                self.send(&stored, wish, HeaderValue::from_static("forebay; fwd=stale; fwd-status=304")).await
+                let status = CacheStatus::new(CacheResult::Confirmed, "forebay; fwd=stale; fwd-status=304");
+                self.send(&stored, wish, status).await
             }
             Stage::StandIn(stored) if stored.head.is_for(wish.forwarded()) => {
-                self.send(&stored, wish, HeaderValue::from_static("forebay; hit; detail=ORIGIN-FAILS")).await
+                let status = CacheStatus::new(CacheResult::Stale, "forebay; hit; detail=ORIGIN-FAILS");
+                self.send(&stored, wish, status).await
             }
             Stage::Failed(why) => no_answer(why),
             Stage::Alone => {
@@ -434,11 +438,11 @@ impl ReverseProxy {
     }
 
     async fn send_fresh(&self, stored: &Arc<Stored>, wish: &ProxiedGet<'_>) -> Response<ReplyBody> {
-        let status = format!("forebay; hit; ttl={}", stored.fresh.seconds_left(SystemTime::now()));
-        self.send(stored, wish, reply::value(status)).await
+        let status = CacheStatus::fresh_for(stored.fresh.seconds_left(SystemTime::now()));
+        self.send(stored, wish, status).await
     }
 
-    async fn send(&self, stored: &Arc<Stored>, wish: &ProxiedGet<'_>, status: HeaderValue) -> Response<ReplyBody> {
+    async fn send(&self, stored: &Arc<Stored>, wish: &ProxiedGet<'_>, status: CacheStatus) -> Response<ReplyBody> {
         let age = stored.fresh.age(SystemTime::now());
         let mut response = described(&stored.head, Some(age), status);
         let Some(Selection { parts, length }) = selected(&stored.head, stored.body.length, wish, &mut response) else {
@@ -459,7 +463,7 @@ impl ReverseProxy {
         coming: &Arc<Coming>,
         is_first: bool,
         wish: &ProxiedGet<'_>,
-        status: HeaderValue,
+        status: CacheStatus,
     ) -> Response<ReplyBody> {
         // Only the client that asked first gets it from the origin.
         let age = (!is_first).then(|| coming.fresh.age(SystemTime::now()));
@@ -471,7 +475,10 @@ impl ReverseProxy {
             let selected = selected(&coming.head, 0, wish, &mut response);
             if selected.is_some() {
                 response.headers_mut().remove(header::CONTENT_LENGTH);
-                *response.body_mut() = ReplyBody::pieces(coming.pieces(0..u64::MAX), None);
+                let Some(pieces) = coming.pieces(0..u64::MAX) else {
+                    return self.pass(wish, "forebay; fwd=miss").await;
+                };
+                *response.body_mut() = ReplyBody::pieces(pieces, None);
             }
             return response;
         };
@@ -484,7 +491,10 @@ impl ReverseProxy {
                     return self.pass(wish, "forebay; fwd=partial").await;
                 }
                 if length > 0 {
-                    *response.body_mut() = ReplyBody::pieces(coming.pieces(part.clone()), Some(length));
+                    let Some(pieces) = coming.pieces(part.clone()) else {
+                        return self.pass(wish, "forebay; fwd=miss").await;
+                    };
+                    *response.body_mut() = ReplyBody::pieces(pieces, Some(length));
                 }
                 response
             }
@@ -497,7 +507,7 @@ impl ReverseProxy {
         &self,
         coming: &Arc<Coming>,
         wish: &ProxiedGet<'_>,
-        status: HeaderValue,
+        status: CacheStatus,
     ) -> Response<ReplyBody> {
         match coming.end().await {
             BodyEnd::Whole(Some(stored)) => self.send(&stored, wish, status).await,
@@ -511,15 +521,14 @@ fn question(wish: &ProxiedGet<'_>, stored: Option<Arc<Stored>>) -> Question {
 }
 
 /// Returns a response with a kept head, still without content.
-fn described(head: &ResponseHead, age: Option<Duration>, status: HeaderValue) -> Response<ReplyBody> {
+fn described(head: &ResponseHead, age: Option<Duration>, status: CacheStatus) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers.clone();
     if let Some(age) = age {
         response.headers_mut().insert(header::AGE, HeaderValue::from(age.as_secs()));
     }
-    // After those of the caches before this one (RFC 9211).
-    response.headers_mut().append(reply::CACHE_STATUS, status);
+    status.append(&mut response);
     response
 }
 
@@ -563,7 +572,7 @@ fn passed(answer: OriginResponse, status: &'static str, bodiless: bool) -> Respo
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = answer.head.status;
     *response.headers_mut() = end_to_end(&answer.head.headers);
-    response.headers_mut().append(reply::CACHE_STATUS, HeaderValue::from_static(status));
+    CacheStatus::new(CacheResult::Passed, status).append(&mut response);
     let none = matches!(answer.head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if !bodiless && !none {
         let length = answer.length;
@@ -574,6 +583,6 @@ fn passed(answer: OriginResponse, status: &'static str, bodiless: bool) -> Respo
 
 fn no_answer(why: NoAnswer) -> Response<ReplyBody> {
     let mut response = reply::text(why.status(), why.reason());
-    response.headers_mut().insert(reply::CACHE_STATUS, HeaderValue::from_static("forebay; fwd=miss"));
+    CacheStatus::new(CacheResult::Passed, "forebay; fwd=miss").set(&mut response);
     response
 }

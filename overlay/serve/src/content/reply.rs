@@ -1,20 +1,9 @@
 //! Parts of responses.
 
-use http::header::{self, HeaderName, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 
 use crate::body::ReplyBody;
-
-/// RFC 9211.
-pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
-/// The bytes were here, and nobody was asked.
-pub const HIT: HeaderValue = HeaderValue::from_static("forebay; hit");
-/// The bytes were here, and the pool was asked whether they are current.
-pub const CONFIRMED: HeaderValue = HeaderValue::from_static("forebay; hit; detail=CONFIRMED");
-/// The bytes were here and are not fresh; the pool is being asked.
-pub const STALE: HeaderValue = HeaderValue::from_static("forebay; hit; detail=STALE");
-/// Bytes came from the pool.
-pub const MISS: HeaderValue = HeaderValue::from_static("forebay; fwd=miss");
 
 /// Returns a response with one line of text.
 pub fn text(status: StatusCode, line: &str) -> Response<ReplyBody> {

@@ -1,7 +1,8 @@
 //! One question to the origin for all clients that want the answer now.
 //!
 //! A flight does not end with the client that began it. Its response is written to the fast pool, and each client reads what
-//! has been written: the first byte does not wait for the last, and a slow client delays no other.
+//! has been written: the first byte does not wait for the last, and a slow client delays no other. What there is no room for
+//! is passed on at the pace of the slowest client ([`Tail`]).
 
 use std::io;
 use std::ops::Range;
@@ -20,6 +21,7 @@ use super::freshness::{Freshness, Use};
 use super::head::{ResponseHead, said_of, vary_of};
 use super::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer, canonical, without_conditions};
 use super::store::{ComingRoom, ResponsePlace, ResponseStore, Stored, Unfinished};
+use super::tail::{Tail, TailBytes};
 
 /// One read of what was written.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -50,6 +52,7 @@ pub struct Coming {
     /// Until all of it has come: an open writer keeps the content from being flushed and evicted.
     file: Mutex<Option<Arc<Unfinished>>>,
     largest: u64,
+    tail: Tail,
     _room: ComingRoom,
     progress: watch::Sender<BodyProgress>,
 }
@@ -59,12 +62,14 @@ pub struct Coming {
 pub struct BodyProgress {
     pub bytes: u64,
     pub end: BodyEnd,
+    /// From here on, the body is passed on, and not kept.
+    is_passed_on: bool,
 }
 
 #[derive(Clone)]
 pub enum BodyEnd {
     NotYet,
-    /// All has come. `None`: it was evicted at once.
+    /// All has come. `None`: it is not kept, or was evicted at once.
     Whole(Option<Arc<Stored>>),
     Broken,
 }
@@ -182,7 +187,14 @@ impl Flight {
         let coming = Arc::new(coming);
         stage.tell(Stage::Coming(coming.clone()));
         let whole = coming.receive(&mut response).await;
-        let end = match coming.file().filter(|_| whole) {
+        let end = match coming.file() {
+            _ if !whole => BodyEnd::Broken,
+            _ if coming.tail.is_begun() => {
+                if let Some(stored) = &question.stored {
+                    store.remove(&stored.place).await;
+                }
+                BodyEnd::Whole(None)
+            }
             None => BodyEnd::Broken,
             Some(_) if self.is_outdated() => BodyEnd::Whole(None),
             Some(file) => {
@@ -247,8 +259,9 @@ impl Flight {
                 length: response.length,
                 file: Mutex::new(Some(Arc::new(file))),
                 largest: store.largest(),
+                tail: Tail::new(store.tails()),
                 _room: room,
-                progress: watch::Sender::new(BodyProgress { bytes: 0, end: BodyEnd::NotYet }),
+                progress: watch::Sender::new(BodyProgress { bytes: 0, end: BodyEnd::NotYet, is_passed_on: false }),
             }),
             Err(e) => {
                 tracing::warn!("a response is not kept: {e}");
@@ -299,19 +312,43 @@ impl Coming {
                 Ok(None) => return self.length.is_none_or(|length| length == self.progress.borrow().bytes),
                 Err(_) => return false,
             };
-            let Some(file) = self.file() else { return false };
-            match file.append(piece).await {
-                Ok(bytes) if bytes > self.largest => {
-                    tracing::warn!("a response without a length is too large to be kept, and is cut off");
+            let length = piece.len() as u64;
+            if self.tail.is_begun() {
+                if !self.tail.push(piece).await {
                     return false;
                 }
-                Ok(bytes) => self.progress.send_modify(|progress| progress.bytes = bytes),
+                if self.tail.is_all_that_is_read() {
+                    // What was written can be evicted.
+                    self.file.lock().take();
+                }
+                self.progress.send_modify(|progress| progress.bytes += length);
+                continue;
+            }
+            let Some(file) = self.file() else { return false };
+            match file.append(piece.clone()).await {
+                Ok(bytes) => {
+                    self.progress.send_modify(|progress| progress.bytes = bytes);
+                    if bytes > self.largest && !self.pass_on("it has no length, and is too large to be kept") {
+                        return false;
+                    }
+                }
                 Err(e) => {
-                    tracing::warn!("a response is cut off: {e}");
-                    return false;
+                    if !self.pass_on(&e.to_string()) || !self.tail.push(piece).await {
+                        return false;
+                    }
+                    self.progress.send_modify(|progress| progress.bytes += length);
                 }
             }
         }
+    }
+
+    /// Passes on what comes from now on. Returns `false` if too many responses are passed on.
+    fn pass_on(&self, why: &str) -> bool {
+        let is_begun = self.tail.begin(self.progress.borrow().bytes);
+        let done = if is_begun { "passed on" } else { "cut off, because there is no memory to pass it on" };
+        tracing::warn!("a response is not kept, but {done}: {why}");
+        self.progress.send_modify(|progress| progress.is_passed_on = is_begun);
+        is_begun
     }
 
     fn file(&self) -> Option<Arc<Unfinished>> {
@@ -320,6 +357,11 @@ impl Coming {
 
     /// Reads a part of what has come.
     async fn read(&self, offset: u64, len: u32) -> io::Result<Bytes> {
+        let len = match self.tail.find(offset, len) {
+            TailBytes::Stored(len) => len,
+            TailBytes::Passed(bytes) => return Ok(bytes),
+            TailBytes::Lost => return Err(io::ErrorKind::TimedOut.into()),
+        };
         if let Some(file) = self.file() {
             return file.read(offset, len).await.map_err(io::Error::other);
         }
@@ -336,17 +378,20 @@ impl Coming {
         self.progress.borrow().clone()
     }
 
-    /// Waits until the body has come to its end.
+    /// Waits until the body has come to its end, or it is known that it is not kept.
     pub async fn end(&self) -> BodyEnd {
         let mut progress = self.progress.subscribe();
-        let ended = progress.wait_for(|progress| !matches!(progress.end, BodyEnd::NotYet)).await;
+        let ended = progress.wait_for(|known| known.is_passed_on || !matches!(known.end, BodyEnd::NotYet)).await;
         ended.map_or(BodyEnd::Broken, |progress| progress.end.clone())
     }
 
-    /// Returns a part of the body, as it comes. A part without an end goes to the end of the body.
-    pub fn pieces(self: &Arc<Self>, part: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    /// Returns a part of the body, as it comes; `None` if its end is passed on already. A part without an end goes to the
+    /// end of the body.
+    pub fn pieces(self: &Arc<Self>, part: Range<u64>) -> Option<impl Stream<Item = io::Result<Bytes>> + Send + use<>> {
+        let reader = BodyReader { number: self.tail.join(part.start)?, coming: self.clone() };
         let progress = self.progress.subscribe();
-        stream::try_unfold((self.clone(), progress, part), |(coming, mut progress, part)| async move {
+        Some(stream::try_unfold((reader, progress, part), |(reader, mut progress, part)| async move {
+            let coming = &reader.coming;
             if part.is_empty() {
                 return Ok(None);
             }
@@ -367,8 +412,21 @@ impl Coming {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             let rest = part.start + piece.len() as u64..part.end;
-            Ok(Some((piece, (coming, progress, rest))))
-        })
+            coming.tail.moved_to(reader.number, rest.start);
+            Ok(Some((piece, (reader, progress, rest))))
+        }))
+    }
+}
+
+/// A client that reads a body as it comes.
+struct BodyReader {
+    coming: Arc<Coming>,
+    number: u64,
+}
+
+impl Drop for BodyReader {
+    fn drop(&mut self) {
+        self.coming.tail.leave(self.number);
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use forebay_backends::store::no_http_client;
 use futures::{Stream, stream};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Version, response};
@@ -111,7 +112,7 @@ impl OriginServer {
             .read_timeout(SILENCE)
             .pool_idle_timeout(IDLE)
             .build()
-            .map_err(|e| format!("{url}: {e}"))?;
+            .map_err(|e| format!("{url}: {}", no_http_client(&e)))?;
         Ok(Self { base, via: format!("{PSEUDONYM}-{node}"), client })
     }
 

@@ -18,10 +18,12 @@ use forebay_engine::{NewFile, Overlay, ServedFile};
 use http::{HeaderMap, HeaderName};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
 use twox_hash::XxHash3_64;
 
 use super::freshness::{Freshness, FreshnessOptions};
 use super::head::{ResponseHead, boot_id, said_of};
+use super::tail::TAILS_MAX;
 use crate::access::hex;
 use crate::content::lendable;
 use crate::kept_open::KeptOpen;
@@ -162,6 +164,8 @@ pub struct ResponseStore {
     open: Mutex<OpenResponses>,
     /// Bytes of responses that are coming.
     coming: Arc<AtomicU64>,
+    /// For responses that are passed on: the memory is bounded.
+    tails: Arc<Semaphore>,
     boot: String,
     /// Of this process.
     temporary: String,
@@ -172,7 +176,8 @@ impl ResponseStore {
         let by_place = KeptOpen::new(overlay.fast_pool().budget.limit());
         let open = Mutex::new(OpenResponses { by_place, removals: 0 });
         let temporary = format!("{TEMPORARY}{:016x}-", rand::random::<u64>());
-        Self { overlay, options, open, coming: Arc::default(), boot: boot_id(), temporary }
+        let tails = Arc::new(Semaphore::new(TAILS_MAX));
+        Self { overlay, options, open, coming: Arc::default(), tails, boot: boot_id(), temporary }
     }
 
     pub fn options(&self) -> &FreshnessOptions {
@@ -182,6 +187,11 @@ impl ResponseStore {
     /// The largest body that is kept, in bytes.
     pub fn largest(&self) -> u64 {
         self.overlay.fast_pool().budget.limit() / LARGEST_SHARE
+    }
+
+    /// The semaphore of responses that are passed on.
+    pub fn tails(&self) -> Arc<Semaphore> {
+        self.tails.clone()
     }
 
     /// Returns where the response to a request with these headers is kept, and the response if there is one.
