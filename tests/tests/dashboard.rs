@@ -151,3 +151,18 @@ fn a_dashboard_without_a_mount_says_so_and_leaves_the_terminal_alone() {
     terminal.shows(&["/no/such/mount"]);
     assert!(!terminal.screen.lock().unwrap().screen().alternate_screen());
 }
+
+/// A signal ends it as `q` does: the terminal is usable again.
+#[test]
+fn a_dashboard_that_is_told_to_end_restores_the_terminal() {
+    let mount = Mount::new(Options::default());
+    let mut terminal = Terminal::start(&format!("{} top {}", forebay().display(), mount.place.mnt().display()));
+    terminal.shows(&["throughput", "(no job)"]);
+    assert!(terminal.screen.lock().unwrap().screen().alternate_screen());
+    let script = terminal.child.id();
+    let children = fs::read_to_string(format!("/proc/{script}/task/{script}/children")).unwrap();
+    let [top] = children.split_whitespace().collect::<Vec<_>>()[..] else { panic!("children of script: {children}") };
+    assert!(Command::new("kill").args(["-TERM", top]).status().unwrap().success());
+    assert_eq!(wait(&mut terminal.child, COMMAND).expect("it ends").code(), Some(0));
+    wait_until("the terminal is as before", || !terminal.screen.lock().unwrap().screen().alternate_screen());
+}

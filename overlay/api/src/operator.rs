@@ -314,6 +314,15 @@ impl ContentState {
     }
 }
 
+/// One refresh of a client that polls.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Overview {
+    /// Its counts of dirty and leased files are those of the last count.
+    pub status: Status,
+    /// The files that have waited longest for the pool, 100 at most, the oldest first.
+    pub oldest_dirty: Vec<DirtyFile>,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DirtyFile {
     pub path: String,

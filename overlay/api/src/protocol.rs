@@ -9,7 +9,8 @@ use crate::allocations::{Allocation, AllocationVerb};
 use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
-    DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Progress, ReleaseRequest, StageRequest, Status,
+    DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Overview, Progress, ReleaseRequest, StageRequest,
+    Status,
 };
 use crate::peers::PeersStatus;
 use crate::policy::{PolicyEffect, PolicyExplanation, PolicyVerb};
@@ -21,6 +22,8 @@ use crate::views::{View, ViewChanges, ViewVerb};
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
     Status,
+    /// Returns the status and the oldest dirty files as of the last count: at a low cost, however many files are dirty.
+    Overview,
     Stage(StageRequest),
     Flush(FlushRequest),
     Evict(EvictRequest),
@@ -93,6 +96,7 @@ pub enum Request {
 #[serde(tag = "reply", content = "value", rename_all = "snake_case")]
 pub enum Reply {
     Status(Box<Status>),
+    Overview(Box<Overview>),
     Progress(Progress),
     /// A part of the list: a long list takes several lines.
     Dirty(Vec<DirtyFile>),

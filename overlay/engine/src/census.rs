@@ -1,17 +1,18 @@
 //! What is dirty and leased, counted now and then.
 //!
 //! A count reads the record of every dirty file, so its cost grows with their number. `status` counts when it is asked.
-//! Metrics and the page are asked all the time: they get the last count of [`Overlay::keep_census`], whose counts take a
-//! fixed share of one core at most, and which counts nothing if nothing has changed.
+//! Metrics, the page and `top` are asked all the time: they get the last count of [`Overlay::refresh_census`], whose counts
+//! take a fixed share of one core at most, and which counts nothing if nothing has changed.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_api::operator::{DirtyFile, Status};
+use forebay_api::operator::{DirtyFile, Overview, Status};
+use forebay_backends::Result;
 use forebay_system::clock::unix_now;
 
-use crate::{Inner, Overlay};
+use crate::{Inner, Overlay, blocking};
 
 /// Failed flushes that are named.
 const NAMED_ERRORS: usize = 20;
@@ -54,31 +55,63 @@ impl Overlay {
         self.inner.status_at(&self.last_census())
     }
 
+    /// Returns the state of the mount as of the last count, after a new one if it is time for that.
+    ///
+    /// # Errors
+    /// The engine stops.
+    pub async fn overview(&self) -> Result<Overview> {
+        self.refresh_census().await;
+        let census = self.last_census();
+        let inner = self.inner.clone();
+        // It asks the devices for their space.
+        blocking(move || Ok(Overview { status: inner.status_at(&census), oldest_dirty: census.oldest.clone() })).await
+    }
+
     /// Counts until the engine stops: at once, and after changes.
     pub async fn keep_census(&self) {
-        let inner = &self.inner;
-        let stop = inner.stop.clone();
-        let mut counted: Option<(u64, Instant)> = None;
+        let stop = self.inner.stop.clone();
         loop {
-            // The kernel may write files by itself, which the catalog does not see.
-            let is_written = !inner.writing.lock().is_empty();
-            let change = inner.catalog.last_change();
-            let leases_end = inner.last_census.lock().leased_files > 0;
-            let is_valid = counted.is_some_and(|(of, at)| of == change && !(leases_end && at.elapsed() > LEASES_AGAIN));
-            let mut pause = PAUSE;
-            if is_written || !is_valid {
-                let begun = Instant::now();
-                if let Ok(census) = self.look(|inner| Ok(inner.take_census())).await {
-                    *inner.last_census.lock() = Arc::new(census);
-                    counted = Some((change, Instant::now()));
-                }
-                pause = pause.max(begun.elapsed() * PAUSE_FACTOR);
-            }
-            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            self.refresh_census().await;
+            if stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_none() {
                 return;
             }
         }
     }
+
+    /// Counts, unless nothing has changed since the last count, or that count was a short time ago.
+    pub async fn refresh_census(&self) {
+        let inner = &self.inner;
+        let mut last = inner.census_turn.lock().await;
+        if last.as_ref().is_some_and(|last| last.ended.elapsed() < last.pause) {
+            return;
+        }
+        // The kernel may write files by itself, which the catalog does not see.
+        let is_written = !inner.writing.lock().is_empty();
+        let change = inner.catalog.last_change();
+        let leases_end = inner.last_census.lock().leased_files > 0;
+        let is_valid = last
+            .as_ref()
+            .is_some_and(|last| last.change == change && !(leases_end && last.ended.elapsed() > LEASES_AGAIN));
+        if is_valid && !is_written {
+            return;
+        }
+        let begun = Instant::now();
+        if let Ok(census) = self.look(|inner| Ok(inner.take_census())).await {
+            *inner.last_census.lock() = Arc::new(census);
+            let pause = PAUSE.max(begun.elapsed() * PAUSE_FACTOR);
+            *last = Some(LastCount { change, ended: Instant::now(), pause });
+        }
+    }
+}
+
+/// When the last count was made.
+#[derive(Debug)]
+pub(crate) struct LastCount {
+    /// The last change of the catalog before it.
+    change: u64,
+    ended: Instant,
+    /// The time until the next one.
+    pause: Duration,
 }
 
 impl Inner {

@@ -1,13 +1,16 @@
-//! The loop of the dashboard. A thread takes the samples, so that keys are answered even if a daemon is silent.
+//! The loop of the dashboard. Each mount has a thread that takes its samples, so that a silent daemon delays neither keys
+//! nor the samples of other mounts.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay_daemon::registry::RegisteredMount;
+use forebay_daemon::signals::Held;
 use forebay_daemon::{Failure, FailureKind};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -17,7 +20,7 @@ use super::screen::{Screen, Update};
 use crate::exit::Exit;
 use crate::registration;
 
-/// How long a key may wait for its answer.
+/// How long news may wait.
 const TICK: Duration = Duration::from_millis(50);
 /// Rates are differences. The second sample comes early, so that the screen does not stay empty.
 const FIRST_INTERVAL: Duration = Duration::from_millis(250);
@@ -28,13 +31,18 @@ type Watched = Arc<Mutex<(PathBuf, Details)>>;
 pub fn run(path: Option<&Path>, interval: Duration) -> Result<Exit, Failure> {
     // If there is no mount, the command fails as it does without a terminal.
     registration::mounts(path)?;
+    let signals = Held::new(&Held::ASK_TO_END).map_err(|e| Failure::io("cannot wait for signals", &e))?;
+    // A terminal that is gone, or that was stopped, blocks the thread that draws.
+    start("signals", move || {
+        if signals.wait(None).is_some() {
+            let _ = ratatui::try_restore();
+            forebay_daemon::end_process(0);
+        }
+    })?;
     let (tell, news) = mpsc::channel();
     let watched = Watched::default();
     let (path, asked) = (path.map(Path::to_path_buf), watched.clone());
-    thread::Builder::new()
-        .name("samples".into())
-        .spawn(move || sample(path.as_deref(), interval, &asked, &tell))
-        .map_err(|e| Failure::io("cannot start a thread", &e))?;
+    start("mounts", move || look_for_mounts(path.as_deref(), interval, &asked, &tell))?;
     let mut terminal = ratatui::try_init().map_err(|e| {
         // It may have got half way.
         ratatui::restore();
@@ -45,56 +53,95 @@ pub fn run(path: Option<&Path>, interval: Duration) -> Result<Exit, Failure> {
     shown.map(|()| Exit::Done)
 }
 
-/// Samples all mounts until nobody receives the news.
-fn sample(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sender<Update>) {
-    let mut sampler = MountSampler::default();
-    let mut wait = interval.min(FIRST_INTERVAL);
-    let mut known = BTreeSet::new();
+fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(work);
+    started.map_err(|e| Failure::io("cannot start a thread", &e))
+}
+
+/// Keeps a thread for each mount, until nobody receives the news.
+fn look_for_mounts(path: Option<&Path>, interval: Duration, watched: &Watched, tell: &Sender<Update>) {
+    let mut samplers: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
     loop {
         // The daemons may all be gone now, and be back later.
         let entries = registration::mounts(path).unwrap_or_default();
-        let mounted: BTreeSet<PathBuf> = entries.iter().map(|entry| entry.mountpoint().to_path_buf()).collect();
-        for mountpoint in known.difference(&mounted).cloned() {
+        let is_gone = |mountpoint: &Path| entries.iter().all(|entry| entry.mountpoint() != mountpoint);
+        for mountpoint in samplers.keys().filter(|mountpoint| is_gone(mountpoint)).cloned() {
             let sample = Err("it is not mounted any more".to_owned());
             if tell.send(Update { mountpoint, sample }).is_err() {
                 return;
             }
         }
-        known.extend(mounted);
-        for entry in entries {
-            let (mount, details) = watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let details = if mount == entry.mountpoint() { details } else { Details::None };
-            let sample = sampler.sample(&entry, interval, &details).map_err(|failure| failure.to_string());
-            if tell.send(Update { mountpoint: entry.mountpoint().to_path_buf(), sample }).is_err() {
+        // All mounts are known, in their order, before the first sample of one of them comes.
+        for entry in entries.iter().filter(|entry| !samplers.contains_key(entry.mountpoint())) {
+            let known = Update { mountpoint: entry.mountpoint().to_path_buf(), sample: Ok(None) };
+            if tell.send(known).is_err() {
                 return;
             }
+        }
+        for entry in entries {
+            if samplers.get(entry.mountpoint()).is_none_or(JoinHandle::is_finished) {
+                let mountpoint = entry.mountpoint().to_path_buf();
+                let (asked, told) = (watched.clone(), tell.clone());
+                match start("samples", move || sample(&entry, interval, &asked, &told)) {
+                    Ok(sampler) => _ = samplers.insert(mountpoint, sampler),
+                    Err(failure) => _ = tell.send(Update { mountpoint, sample: Err(failure.to_string()) }),
+                }
+            }
+        }
+        thread::sleep(interval);
+    }
+}
+
+/// Samples a mount until it fails, or nobody receives the news.
+fn sample(entry: &RegisteredMount, interval: Duration, watched: &Watched, tell: &Sender<Update>) {
+    let mut sampler = MountSampler::default();
+    let mut wait = interval.min(FIRST_INTERVAL);
+    loop {
+        let (mount, details) = watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let details = if mount == entry.mountpoint() { details } else { Details::None };
+        let sample = sampler.sample(entry, interval, &details).map_err(|failure| failure.to_string());
+        let has_failed = sample.is_err();
+        let is_over = tell.send(Update { mountpoint: entry.mountpoint().to_path_buf(), sample }).is_err();
+        // Another daemon may serve the mount now: a new thread looks it up.
+        if is_over || has_failed {
+            return;
         }
         thread::sleep(wait);
         wait = interval;
     }
 }
 
+/// Draws news, and what keys change, until a key ends that.
 fn show(terminal: &mut DefaultTerminal, news: &Receiver<Update>, watched: &Watched) -> Result<(), Failure> {
     let mut screen = Screen::new();
+    let mut is_changed = true;
     let failed = |e: io::Error| Failure::io("the terminal is gone", &e);
     loop {
         loop {
             match news.try_recv() {
-                Ok(update) => screen.take(update),
+                Ok(update) => {
+                    screen.take(update);
+                    is_changed = true;
+                }
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
-                    return Err(Failure::new(FailureKind::Other, "the thread that takes the samples has ended"));
+                    return Err(Failure::new(FailureKind::Other, "the thread that looks for mounts has ended"));
                 }
             }
         }
-        terminal.draw(|frame| screen.draw(frame)).map_err(failed)?;
-        if event::poll(TICK).map_err(failed)?
-            && let Event::Key(key) = event::read().map_err(failed)?
-            && key.kind == KeyEventKind::Press
-            && !screen.press(key)
-        {
-            return Ok(());
+        if std::mem::take(&mut is_changed) {
+            terminal.draw(|frame| screen.draw(frame)).map_err(failed)?;
         }
-        *watched.lock().unwrap_or_else(PoisonError::into_inner) = screen.watched();
+        if event::poll(TICK).map_err(failed)? {
+            // A new size of the terminal is an event, too.
+            is_changed = true;
+            if let Event::Key(key) = event::read().map_err(failed)?
+                && key.kind == KeyEventKind::Press
+                && !screen.press(key)
+            {
+                return Ok(());
+            }
+            *watched.lock().unwrap_or_else(PoisonError::into_inner) = screen.watched();
+        }
     }
 }

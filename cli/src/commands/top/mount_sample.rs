@@ -2,19 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_api::jobs::{JobFile, Sample, Traffic};
-use forebay_api::operator::{DirtyFile, Status};
+use forebay_api::operator::{DirtyFile, Overview, Status};
 use forebay_backends::decorators::{CallKind, CallStats, MetricsSnapshot};
 use forebay_backends::latency::{BOUNDS_US, LatencySnapshot};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
-
-/// Files that are not in the pool yet: no more are requested, because one screen does not show more.
-const DIRTY_MAX: usize = 1_000;
 
 /// What is requested beside the counts: it costs the daemon more than they do, so only what is shown is requested.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -23,8 +19,6 @@ pub(super) enum Details {
     None,
     /// The files of a job.
     FilesOf(String),
-    /// The files that are not in the pool yet.
-    Dirty,
 }
 
 /// One interval of a mount.
@@ -38,7 +32,7 @@ pub(super) struct MountSample {
     pub calls: Vec<CallActivity>,
     /// Pool calls that wait for their answers.
     pub in_flight: u64,
-    /// If they were requested: at most [`DIRTY_MAX`], the oldest of them first.
+    /// The oldest files that are not in the pool yet.
     pub dirty: Vec<DirtyFile>,
     /// If they were requested; those that were used most come first.
     pub files: Vec<HotFile>,
@@ -74,7 +68,7 @@ struct Counts {
 /// Samples one mount again and again.
 #[derive(Debug, Default)]
 pub(super) struct MountSampler {
-    last: HashMap<PathBuf, Counts>,
+    last: Option<Counts>,
 }
 
 impl MountSampler {
@@ -89,15 +83,14 @@ impl MountSampler {
         details: &Details,
     ) -> Result<Option<MountSample>, Failure> {
         let used = ask(entry, interval)?;
-        let status = client::status(entry)?;
+        let Overview { status, oldest_dirty: dirty } = overview(entry)?;
         let calls = pool_calls(entry)?;
-        let dirty = if *details == Details::Dirty { dirty(entry)? } else { Vec::new() };
         let files = match details {
             Details::FilesOf(job) => Some((job.clone(), files(entry, job)?)),
-            Details::None | Details::Dirty => None,
+            Details::None => None,
         };
         let now = Counts { used, peer_bytes: status.counters.peer_read_bytes, calls, files };
-        let before = self.last.remove(entry.mountpoint());
+        let before = self.last.take();
         let sample = before.filter(|before| before.used.at_ms < now.used.at_ms).map(|before| MountSample {
             ms: now.used.at_ms - before.used.at_ms,
             used: difference(now.used.clone(), &before.used),
@@ -108,7 +101,7 @@ impl MountSampler {
             status,
             dirty,
         });
-        self.last.insert(entry.mountpoint().to_path_buf(), now);
+        self.last = Some(now);
         Ok(sample)
     }
 }
@@ -133,19 +126,13 @@ fn pool_calls(entry: &RegisteredMount) -> Result<MetricsSnapshot, Failure> {
     Err(Failure::new(FailureKind::NoDaemon, "the daemon ended its answer before the calls"))
 }
 
-fn dirty(entry: &RegisteredMount) -> Result<Vec<DirtyFile>, Failure> {
-    let mut files = Vec::new();
-    for reply in client::call(entry, &Request::Dirty)? {
-        if let Reply::Dirty(part) = reply? {
-            files.extend(part);
-        }
-        if files.len() >= DIRTY_MAX {
-            break;
+fn overview(entry: &RegisteredMount) -> Result<Overview, Failure> {
+    for reply in client::call(entry, &Request::Overview)? {
+        if let Reply::Overview(overview) = reply? {
+            return Ok(*overview);
         }
     }
-    files.sort_by(|a, b| (a.since_unix, &a.path).cmp(&(b.since_unix, &b.path)));
-    files.truncate(DIRTY_MAX);
-    Ok(files)
+    Err(Failure::new(FailureKind::NoDaemon, "the daemon ended its answer before the overview"))
 }
 
 /// The files of a job. A job that is not known has none.

@@ -72,7 +72,6 @@ impl Screen {
     pub fn watched(&self) -> (PathBuf, Details) {
         let mountpoint = self.mounts.get(self.mount).map(|mount| mount.mountpoint.clone()).unwrap_or_default();
         let details = match (self.tab, &self.job) {
-            (Tab::Dirty, _) => Details::Dirty,
             (Tab::Files, Some(job)) => Details::FilesOf(job.clone()),
             _ => Details::None,
         };
@@ -284,7 +283,7 @@ impl Screen {
         });
         let title = match (self.tab, &self.job) {
             (Tab::Files, Some(job)) => format!(" files of job {} that are in use: {} ", shown(job), rows.len()),
-            (Tab::Dirty, _) => format!(" not in the pool yet: {} ", rows.len()),
+            (Tab::Dirty, _) => self.dirty_title(rows.len()),
             _ => format!(" jobs: {} ", rows.iter().filter(|row| !row.key.is_empty()).count()),
         };
         Table::new(lines, widths)
@@ -292,6 +291,15 @@ impl Screen {
             .column_spacing(2)
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
             .block(Block::bordered().title(title))
+    }
+
+    /// Says that files are missing in the table, if they are.
+    fn dirty_title(&self, rows: usize) -> String {
+        let sample = self.mounts.get(self.mount).and_then(|mount| mount.sample.as_ref());
+        match sample.filter(|sample| sample.status.dirty_files > sample.dirty.len() as u64) {
+            Some(sample) => format!(" not in the pool yet: {rows} of {}, the oldest ", sample.status.dirty_files),
+            None => format!(" not in the pool yet: {rows} "),
+        }
     }
 
     fn keys(&self) -> Line<'static> {
