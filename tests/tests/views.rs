@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
-use forebay_tests::process::{Answer, forebay, need, run, wait_until};
+use forebay_tests::process::{Answer, forebay, need, run, spawn, wait_until};
 use forebay_tests::truth::seed;
 use forebay_tests::users::{U1, U2};
 use rand::{Rng, SeedableRng};
@@ -322,6 +322,34 @@ fn a_view_outlives_the_daemon_and_ends_with_its_lease() {
         left.count() == 1 && removed.count() == 0
     });
     mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();
+}
+
+/// A client that is interrupted must not keep the next one from making the view.
+#[test]
+fn a_view_whose_client_ends_while_it_stages_is_given_up() {
+    let mount = mount();
+    fs::create_dir(mount.pool("d")).unwrap();
+    fs::write(mount.pool("d/large"), content(1, 8 << 20)).unwrap();
+    let mut slow = Command::new(forebay());
+    slow.args(["stage", "--view", "--rate", "100KB/s"])
+        .arg(mount.path("d"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    for is_staged_again in [false, true] {
+        let mut client = spawn(&mut slow).unwrap();
+        wait_until("the view is begun", || listed(&mount).iter().any(|view| view["phase"] == "staging"));
+        stage(&mount, &[], "d").refused(OTHER, &["view-", "shows", "already"]);
+        client.kill().unwrap();
+        client.wait().unwrap();
+        if is_staged_again {
+            stage(&mount, &[], "d").ok();
+            assert!(is_mounted(&mount.path("d")));
+            wait_until("one view is left", || listed(&mount).len() == 1);
+            end(&mount, "d");
+        }
+        wait_until("nothing is left of the view", || listed(&mount).is_empty());
+    }
+    wait_until("no lease is left", || mount.status().leased_bytes == 0);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! to content files, mounted read-only over their own path.
 //!
 //! A view is begun, its files are staged with leases in its name, its tree is laid (`lay`), and its client mounts it. It
-//! ends on request, with its job, or when its time is over. Then the daemon takes the mounts away that it can see, and
-//! removes the tree in the background.
+//! ends on request, with its job, when its time is over, or if its client ends before the tree is laid. Then the daemon
+//! takes the mounts away that it can see, and removes the tree in the background.
 //!
 //! The tree shows the versions that were staged. So content in a view is not changed in place: `leave` gives the file
 //! another content file first. Content that the mount gives up stays in the tree.
@@ -29,6 +29,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentNumbers;
 use forebay_cache::views::TOP;
 use forebay_system::clock::unix_now;
+use forebay_system::process::Process;
 use forebay_system::{bind, mounts};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,9 @@ const PREFIX: &str = "view-";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ViewRecord {
     phase: ViewPhase,
+    /// The client that stages it; `None` if it is not known. The next daemon ends what is not laid.
+    #[serde(skip)]
+    maker: Option<Process>,
     path: TypedPath,
     ino: u64,
     device: usize,
@@ -63,6 +67,16 @@ struct ViewRecord {
     copied_bytes: u64,
 }
 
+impl ViewRecord {
+    /// Lets the view end if its time is over, or nobody stages it any more.
+    fn note_end(&mut self, now_unix: u64) {
+        let is_abandoned = self.phase == ViewPhase::Staging && self.maker.is_some_and(|maker| !maker.is_alive());
+        if is_abandoned || self.expires_unix.is_some_and(|at| at <= now_unix) {
+            self.phase = ViewPhase::Ending;
+        }
+    }
+}
+
 /// The views of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Views {
@@ -74,13 +88,27 @@ pub(crate) struct Views {
     bell: Notify,
 }
 
+/// A view whose tree is being laid. The client may go away before that is done.
+struct Laying<'a> {
+    views: &'a Views,
+    id: &'a str,
+}
+
+impl Drop for Laying<'_> {
+    fn drop(&mut self) {
+        self.views.laying.lock().remove(self.id);
+        // Perhaps it was ended meanwhile.
+        self.views.bell.notify_one();
+    }
+}
+
 impl Overlay {
-    /// Begins a view of a file or a directory.
+    /// Begins a view of a file or a directory. If `maker` ends before the tree is laid, the view ends, too.
     ///
     /// # Errors
     /// `NotPermitted` for a daemon without root's privileges; `NotFound`; `Exists` if a view shows a part of this tree;
     /// `Busy` if there are too many.
-    pub async fn begin_view(&self, request: ViewRequest) -> Result<View> {
+    pub async fn begin_view(&self, request: ViewRequest, maker: Option<Process>) -> Result<View> {
         let inner = self.inner.clone();
         if !rustix::process::geteuid().is_root() {
             let what = "a view shows files as their owners', and is mounted: both take a mount that root has made";
@@ -104,6 +132,7 @@ impl Overlay {
         }
         let record = ViewRecord {
             phase: ViewPhase::Staging,
+            maker,
             path: request.path,
             ino: ino.0,
             device: inner.store.roomiest_device(),
@@ -118,6 +147,7 @@ impl Overlay {
         };
         blocking(move || {
             let mut known = inner.views.known.lock();
+            known.values_mut().for_each(|record| record.note_end(unix_now()));
             if known.len() >= VIEWS_MAX {
                 let what = format!("there are {VIEWS_MAX} views: `forebay view end` ends one");
                 return Err(Error::new(ErrorKind::Busy, Side::Application, what));
@@ -153,10 +183,9 @@ impl Overlay {
         if !inner.views.laying.lock().insert(id.to_owned()) {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{id} is being laid")));
         }
+        let laying = Laying { views: &inner.views, id };
         let laid = inner.clone().lay(id, allow_copy).await;
-        inner.views.laying.lock().remove(id);
-        // Perhaps it was ended meanwhile.
-        inner.views.bell.notify_one();
+        drop(laying);
         if laid.is_err() {
             let (overlay, id) = (self.clone(), id.to_owned());
             blocking(move || overlay.end_view(&id)).await?;
@@ -206,7 +235,13 @@ impl Overlay {
 impl Inner {
     /// Returns whether the leases in this name belong to a view.
     pub(crate) fn is_view(&self, owner: &str) -> bool {
-        self.views.known.lock().contains_key(owner)
+        is_view_name(owner) && self.views.known.lock().contains_key(owner)
+    }
+
+    /// Returns whether an owner of leases is a view that is ending, or gone.
+    pub(crate) fn is_view_over(&self, owner: &str) -> bool {
+        let is_there = |record: &ViewRecord| record.phase != ViewPhase::Ending;
+        is_view_name(owner) && !self.views.known.lock().get(owner).is_some_and(is_there)
     }
 
     fn shown_view(&self, id: &str, record: &ViewRecord) -> Result<View> {
@@ -326,8 +361,10 @@ impl Inner {
                 continue;
             }
             self.look_at_pinned_names().await;
+            // Its client may end at any moment.
+            let is_staged = self.views.known.lock().values().any(|record| record.phase == ViewPhase::Staging);
             let ttl = self.node(Ino::ROOT).map_or(LOOK_EVERY, |root| self.policy_of(&root).metadata_ttl);
-            let look_every = LOOK_EVERY.max(ttl);
+            let look_every = if is_staged { LOOK_EVERY } else { LOOK_EVERY.max(ttl) };
             tokio::select! {
                 () = tokio::time::sleep(look_every.min(self.next_end())) => {}
                 () = self.views.bell.notified() => {}
@@ -346,12 +383,15 @@ impl Inner {
         let now = unix_now();
         let laying = self.views.laying.lock().clone();
         let mut known = self.views.known.lock();
-        for record in known.values_mut().filter(|record| record.expires_unix.is_some_and(|at| at <= now)) {
-            record.phase = ViewPhase::Ending;
-        }
+        known.values_mut().for_each(|record| record.note_end(now));
         let over = known.iter().filter(|(id, record)| record.phase == ViewPhase::Ending && !laying.contains(*id));
         over.map(|(id, _)| id.clone()).collect()
     }
+}
+
+/// Whether a name is that of a view, which may be gone.
+fn is_view_name(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Returns the path of the tree of a view.
