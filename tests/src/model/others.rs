@@ -63,14 +63,15 @@ impl Run {
         Ok(node.ino.filter(|_| stays).map(|ino| (path, ino)))
     }
 
-    /// If the mount knows only one of several names of a file, a client that removes this name gives up the content,
-    /// whether or not it knew the latest content.
+    /// If the mount knows only one of several names of a file, a client that removes this name, or puts another object
+    /// there, gives up the content, whether or not it knew the latest content.
     fn gone_with_last_name(&mut self, before: &Tree, after: &Tree) {
         let (paths, left, shown) = (before.paths(), after.paths(), self.model.paths());
         for (path, id) in &paths {
             let shared = before.node(*id).nlink > 1;
             let known = shown.get(path).map(|id| self.model.node(*id)).filter(|node| node.nlink == 1);
-            if let (true, false, Some(content)) = (shared, left.contains_key(path), known.and_then(|n| n.content())) {
+            let stays = left.get(path).is_some_and(|left| after.node(*left).pool_ino == before.node(*id).pool_ino);
+            if let (true, false, Some(content)) = (shared, stays, known.and_then(|n| n.content())) {
                 self.effects.given_up(content);
             }
         }

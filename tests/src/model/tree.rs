@@ -35,6 +35,8 @@ pub struct Node {
     pub nlink: u32,
     /// The engine's inode number, once it was seen.
     pub ino: Option<Ino>,
+    /// The pool's inode number, in a tree that shows the pool.
+    pub pool_ino: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -55,7 +57,7 @@ pub fn just_now() -> Time {
 
 impl Node {
     pub fn new(body: Body, mode: u32) -> Self {
-        Self { body, mode, mtime: None, not_before: None, xattrs: BTreeMap::new(), nlink: 1, ino: None }
+        Self { body, mode, mtime: None, not_before: None, xattrs: BTreeMap::new(), nlink: 1, ino: None, pool_ino: None }
     }
 
     /// Checks that `time` is a possible mtime.

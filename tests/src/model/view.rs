@@ -137,6 +137,7 @@ pub async fn pooled(pool: &MemoryPool) -> Tree {
         };
         let mut node = Node::new(body, entry.mode);
         node.mtime = stat.ok().map(|s| s.mtime);
+        node.pool_ino = Some(ino);
         node.xattrs = pool.xattrs(&path).await.unwrap_or_default().into_iter().collect();
         let id = tree.make(dir, name, node).expect("a name once");
         objects.insert(ino, id);
