@@ -77,6 +77,8 @@ pub(crate) struct ScratchDirs {
     appeared: Mutex<Vec<(Ino, Vec<u8>)>>,
     /// Directories in which commits of the last daemon made names, and of which the kernel may have old entries.
     merged: Mutex<Vec<Ino>>,
+    /// The marks of these commits in the catalog. They stay until the kernel was told.
+    marks: Mutex<Vec<String>>,
     /// Notified when a directory is free for the next use.
     freed: Condvar,
     /// Notified when there is something to count or to remove.

@@ -70,6 +70,8 @@ struct Committed {
     report: CommitReport,
     /// What the kernel may know wrongly.
     grafts: Vec<Graft>,
+    /// The marks of the commit, if nothing but that is left to do.
+    marks: Vec<String>,
     /// Whether it survives a power cut.
     synced: Result<()>,
 }
@@ -107,13 +109,33 @@ impl Inner {
         .await?;
         let user = merge_groups.map(|groups| UserGroups { uid: taken.record.uid, groups });
         let onto = self.check_onto(&at, kind, user).await?;
-        let inner = self.clone();
         // This may ask the pool. It is not given up when the client goes away.
-        let done = blocking(move || inner.commit_tree(&taken, &path, &at, (kind, onto))).await?;
-        self.scratch.bell.notify_one();
-        self.tell_kernel_of_grafts(&done.grafts).await;
+        let done = tokio::spawn(self.commit_and_tell(move |inner| inner.commit_tree(&taken, &path, &at, (kind, onto))));
+        let done = done.await.map_err(|error| Error::new(ErrorKind::Corrupt, Side::Cache, error.to_string()))??;
         done.synced.map_err(|error| error.context("committed and in the mount, but a power cut may undo it"))?;
         Ok(done.report)
+    }
+
+    /// Carries out a commit, and makes the kernel forget what it knows wrongly then.
+    async fn commit_and_tell(
+        self: Arc<Self>,
+        commit: impl FnOnce(&Self) -> Result<Committed> + Send + 'static,
+    ) -> Result<Committed> {
+        let inner = self.clone();
+        let mut done = blocking(move || commit(&inner)).await?;
+        self.scratch.bell.notify_one();
+        self.tell_kernel_of_grafts(&done.grafts).await;
+        let marks = std::mem::take(&mut done.marks);
+        self.forget_marks(marks).await;
+        Ok(done)
+    }
+
+    /// Deletes the marks of commits that the kernel knows of.
+    async fn forget_marks(self: &Arc<Self>, marks: Vec<String>) {
+        let inner = self.clone();
+        if let Err(error) = blocking(move || inner.catalog.delete_meta(&marks)).await {
+            tracing::warn!(%error, "the next daemon tells the kernel again of what was committed");
+        }
     }
 
     /// Checks what a tree gets its name over. `user`: the tree may be merged, and the user's rights are checked.
@@ -187,13 +209,16 @@ impl Inner {
         self.count_committed(taken, &files, report.bytes);
         // Until the records are durable, the tree must not lose what a power cut would need to move it back.
         let synced = self.catalog.sync();
-        if synced.is_ok()
-            && let Err(error) =
-                detached.tree.finish(&self.store).and_then(|()| self.catalog.delete_meta(&[mark, merged]))
-        {
-            tracing::warn!(%error, "what is left of a commit is removed at the next start of the daemon");
+        let mut marks = Vec::new();
+        if synced.is_ok() {
+            match detached.tree.finish(&self.store) {
+                Ok(()) => marks.extend([mark, merged]),
+                Err(error) => {
+                    tracing::warn!(%error, "what is left of a commit is removed at the next start of the daemon");
+                }
+            }
         }
-        Ok(Committed { report, grafts, synced })
+        Ok(Committed { report, grafts, marks, synced })
     }
 
     /// Finds what a tree meets. Blocks. Runs on a thread of a runtime.
@@ -392,7 +417,8 @@ impl Inner {
             self.scratch.merged.lock().extend(dirs.into_iter().map(Ino));
             marks.push(merged);
         }
-        self.catalog.delete_meta(&marks)
+        *self.scratch.marks.lock() = marks;
+        Ok(())
     }
 
     /// Tells the kernel of the names that the last daemon did not tell it of: it may remember that they do not exist.
@@ -404,6 +430,8 @@ impl Inner {
         for told in told {
             let _ = tokio::time::timeout_at(until, told).await;
         }
+        let marks = std::mem::take(&mut *self.scratch.marks.lock());
+        self.forget_marks(marks).await;
     }
 
     /// Sends notes of what the last daemon committed. The last ones tell when the kernel has them.
@@ -420,9 +448,12 @@ impl Inner {
             }
         }
         let Some(kernel) = self.kernel.get() else { return Vec::new() };
-        let mut appeared = std::mem::take(&mut *self.scratch.appeared.lock());
-        appeared.retain(|(parent, name)| !self.is_pinned_name(*parent, name));
-        appeared.iter().map(|(parent, name)| kernel.invalidate_name_and_tell(*parent, name)).collect()
+        let appeared = std::mem::take(&mut *self.scratch.appeared.lock());
+        let tell = |(parent, name): &(Ino, Vec<u8>)| match self.is_pinned_name(*parent, name) {
+            true => kernel.expire_name(*parent, name),
+            false => kernel.invalidate_name_and_tell(*parent, name),
+        };
+        appeared.iter().map(tell).collect()
     }
 }
 
