@@ -81,6 +81,23 @@ async fn a_file_whose_writers_are_stopped_can_be_truncated() {
     }
 }
 
+/// The same for a program that punches a hole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hole_can_be_punched_into_a_file_whose_writers_are_stopped() {
+    const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let fixture = Fixture::new();
+    let overlay = fixture.limited(4 << 20).await;
+    write(&overlay, "a", &"a".repeat(1 << 20)).await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.open_inherited(ino, libc::O_RDWR).await.unwrap();
+    wait_until_writers_are_stopped(&fixture.fast.path().join("content"));
+    overlay.fallocate(ino, PUNCH, 0, 1 << 19).await.unwrap();
+    let (attr, _) = overlay.getattr(ino).await.unwrap();
+    assert_eq!((attr.size, attr.blocks * 512), (1 << 20, 1 << 19));
+    assert_eq!(overlay.seek(ino, 0, forebay_engine::Seek::Data).await.unwrap(), 1 << 19);
+    overlay.close(ino, true).await.unwrap();
+}
+
 /// The victim of one request is not free yet when the other requests compute how much room there is.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_that_need_the_room_of_one_file_at_once_all_get_room() {

@@ -201,18 +201,26 @@ impl Overlay {
             let what = "fallocate on a file that is written through to the pool";
             return Err(Error::os(libc::EOPNOTSUPP, Side::Application, what));
         }
-        let content = inner.writable_content(&node).await?;
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
+        let content = match takes_space {
+            true => inner.writable_content(&node).await?,
+            false => inner.changeable_content(&node).await?,
+        };
         let bytes = if takes_space { len } else { 0 };
         let _share = inner.share_of_owner(&node, bytes).await?;
         let space = inner.with_room(|| inner.reserve(bytes)).await?;
-        let file = content.file.clone();
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
-        blocking(move || {
-            rustix::fs::fallocate(&*file, flags, offset, len)
-                .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
-        })
-        .await?;
+        let allocate = || {
+            let file = content.file.clone();
+            blocking(move || {
+                rustix::fs::fallocate(&*file, flags, offset, len)
+                    .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
+            })
+        };
+        match takes_space {
+            true => allocate().await?,
+            false => inner.change_without_room(&node, &content, allocate).await?,
+        }
         node.state.lock().changed();
         inner.account_reserved(&node, &content, Some(space))
     }
@@ -300,13 +308,18 @@ impl Inner {
 
     /// Makes content writable, as soon as there is room for it.
     async fn writable_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
+        let content = self.changeable_content(node).await?;
+        self.resume_for_daemon(node, &content)?;
+        Ok(content)
+    }
+
+    /// The same for changes that take no room: writers that the kernel serves may be stopped.
+    async fn changeable_content(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Content>> {
         if self.exceeds_fast_pool(node) {
             let what = format!("{}: larger than the fast pool", self.display(node.ino));
             return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
         }
-        let content = self.with_room(|| self.make_writable(node)).await?;
-        self.resume_for_daemon(node, &content)?;
-        Ok(content)
+        self.with_room(|| self.make_writable(node)).await
     }
 
     /// Copies from one content file to another.

@@ -13,8 +13,8 @@ use super::super::{Inner, Txn, blocking};
 use super::open::{check_current, is_given_up};
 use crate::node::{Node, PoolSync};
 
-/// How often a size is set again because the writers of the file were stopped meanwhile.
-const RESIZES: u32 = 20;
+/// How often a change is tried again because the writers of the file were stopped meanwhile.
+const ATTEMPTS: u32 = 20;
 
 impl Inner {
     /// Returns the content file of a file for changes: the content is complete, and durably marked dirty.
@@ -161,11 +161,23 @@ impl Inner {
         self.account(node, content)
     }
 
-    /// Sets the size of a content file. This takes no room, so writers that were stopped for want of room go on.
     async fn set_len(&self, node: &Node, content: &Arc<Content>, size: u64) -> Result<()> {
-        for _ in 0..RESIZES {
+        self.change_without_room(node, content, || set_len(content, size)).await
+    }
+
+    /// Changes a content file in a way that takes no room. So writers that were stopped for want of room go on.
+    pub(super) async fn change_without_room<F>(
+        &self,
+        node: &Node,
+        content: &Arc<Content>,
+        change: impl Fn() -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        for _ in 0..ATTEMPTS {
             self.resume_writers(node, content);
-            match set_len(content, size).await {
+            match change().await {
                 Err(e) if e.is(ErrorKind::NotPermitted) => {}
                 other => return other,
             }
