@@ -221,6 +221,11 @@ impl Error {
     pub fn is(&self, kind: ErrorKind) -> bool {
         self.kind == kind
     }
+
+    /// Whether no server answered, or not in time: nothing is known of what was asked.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self.kind, ErrorKind::Timeout | ErrorKind::Unavailable)
+    }
 }
 
 impl fmt::Display for Error {

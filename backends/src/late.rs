@@ -88,7 +88,7 @@ impl PoolLocation {
             let attaching = tokio::spawn(attaching);
             let attaching = AbortOnDropHandle::new(attaching);
             match tokio::time::timeout(times.within, &mut answers).await {
-                Ok(Ok(Err(error))) if !is_unanswered(&error) => return Err(error),
+                Ok(Ok(Err(error))) if !error.is_unreachable() => return Err(error),
                 Ok(Ok(Ok(()))) => {
                     if let Some(pool) = attachment.borrow_and_update().clone() {
                         return Ok(OpenedPool { pool, not_attached: None });
@@ -104,10 +104,6 @@ impl PoolLocation {
         }
         .boxed()
     }
-}
-
-fn is_unanswered(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable)
 }
 
 /// Tries to attach a pool until it is attached. `answer` gets the outcome of the first attempt.

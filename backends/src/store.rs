@@ -30,7 +30,7 @@ use crate::s3::Conditional;
 use crate::s3::moves::Moves;
 use crate::{Error, ErrorKind, FileKind, Listing, PoolPath, Result, Side, Space, Stat, Version};
 
-pub use attach::{Environment, environment};
+pub use attach::{Environment, environment, no_http_client};
 pub use read_only::{StorePool, check};
 
 use client::{Client, StoreRefusal};

@@ -10,14 +10,12 @@ mod registration;
 mod targets;
 mod values;
 
-use std::process::ExitCode;
-
 use clap::{CommandFactory, FromArgMatches};
 
 use exit::Exit;
 use output::Output;
 
-fn main() -> ExitCode {
+fn main() {
     let matches = args::Cli::command().after_long_help(exit::table()).get_matches();
     let cli = match args::Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
@@ -31,5 +29,5 @@ fn main() -> ExitCode {
             Exit::from(failure.kind) as u8
         }
     };
-    ExitCode::from(exit)
+    forebay_daemon::end_process(exit)
 }

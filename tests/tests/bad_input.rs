@@ -134,6 +134,18 @@ fn a_mount_of_forebay_is_no_pool_and_no_fast_pool() {
     }
 }
 
+#[test]
+fn a_node_without_certificates_says_what_to_install() {
+    let place = Place::new();
+    let mnt = place.mnt();
+    for words in [["mount", "https://127.0.0.1:9/", text(&mnt)], ["serve", "http://127.0.0.1:9", "--reverse-proxy"]] {
+        let mut command = Command::new(forebay());
+        command.args(words).arg("--fast").arg(place.fast()).args(["--limit", "64M"]);
+        command.env("SSL_CERT_FILE", place.at("nothing.pem")).env("SSL_CERT_DIR", place.at("nothing"));
+        run(&mut command, SHELL).refused(USAGE, &["install ca-certificates", "SSL_CERT_FILE"]);
+    }
+}
+
 const IDLE: &str = "[default]\nflush = \"idle:100ms\"\n[pool]\ndeadline = \"2s\"\n";
 
 /// Writes files while `vanish` takes the pool away. Then reads them, and files that only the pool has.

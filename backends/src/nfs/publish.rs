@@ -51,7 +51,7 @@ impl Publication {
         };
         let answer = answer.await.map_err(|failure| call.failed(failure));
         if let Err(error) = &answer
-            && !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+            && !error.is_unreachable()
         {
             // The caller gets the first error. A file that is left is removed when `staging` is dropped.
             let _ = staging.discard().await;

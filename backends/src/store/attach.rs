@@ -163,7 +163,28 @@ pub(crate) fn client_options(text: &str, ca: Option<&Path>, endpoint: &str) -> R
 }
 
 pub(crate) fn connect(text: &str, options: &ClientOptions) -> Result<HttpClient> {
-    ReqwestConnector::default().connect(options).map_err(|error| wrong(text, error))
+    ReqwestConnector::default().connect(options).map_err(|error| wrong(text, no_http_client(&error)))
+}
+
+/// Says why there is no HTTP client, and the remedy. In practice, there is one reason: no certificate of the system can
+/// be read.
+pub fn no_http_client(error: &dyn std::error::Error) -> String {
+    let causes = causes(error);
+    format!("no HTTP client ({causes}): install ca-certificates, or name a file of certificates in SSL_CERT_FILE")
+}
+
+/// An error with its causes.
+pub(super) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
 }
 
 /// How often credentials are requested, and for how long.

@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{Error, ErrorKind, Side};
 
+use super::attach::causes;
 use super::bounds::{ANSWER_BYTES, ERROR_BODY_BYTES};
 use super::dialect::Dialect;
 use super::keys::is_unspeakable;
@@ -341,10 +342,10 @@ impl Client {
         let request = self.request(call).await?;
         let response = self.http.execute(request).await.map_err(|error| {
             let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
-            StoreRefusal::local(kind, without_secrets(&chain(&error)))
+            StoreRefusal::local(kind, without_secrets(&causes(&error)))
         })?;
         let (mut parts, body) = response.into_parts();
-        let broken = |error| StoreRefusal::local(ErrorKind::Unavailable, without_secrets(&chain(&error)));
+        let broken = |error| StoreRefusal::local(ErrorKind::Unavailable, without_secrets(&causes(&error)));
         let body = body.bytes_stream().map_err(broken).boxed();
         if parts.status.is_success() {
             self.dialect.translate(&mut parts.headers);
@@ -421,20 +422,6 @@ fn join(mut pieces: Vec<Bytes>, length: usize) -> Bytes {
     let mut joined = BytesMut::with_capacity(length);
     pieces.iter().for_each(|piece| joined.extend_from_slice(piece));
     joined.freeze()
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// Removes secrets: HTTP errors name the whole URL.

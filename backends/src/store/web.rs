@@ -20,7 +20,7 @@ use url::Url;
 
 use crate::{DirEntry, ErrorKind, Listing, ListingSupport, PoolPath, Result, Time};
 
-use super::attach::{self, CONNECT_TIMEOUT, READ_TIMEOUT, StoreOptions, wrong};
+use super::attach::{self, CONNECT_TIMEOUT, READ_TIMEOUT, StoreOptions, no_http_client, wrong};
 use super::client::{Body, Client, PLAIN_IN_QUERY, StoreRefusal, StoreRequest};
 use super::dialect::Dialect;
 use super::keys::{self, NAME_MAX, ObjectPlace};
@@ -84,7 +84,7 @@ fn connect(text: &str, ca: Option<&Path>) -> Result<HttpClient> {
     if let Some(ca) = ca {
         builder = builder.tls_certs_merge(attach::certificates(text, ca, reqwest::Certificate::from_pem_bundle)?);
     }
-    Ok(HttpClient::new(builder.build().map_err(|error| wrong(text, error))?))
+    Ok(HttpClient::new(builder.build().map_err(|error| wrong(text, no_http_client(&error)))?))
 }
 
 /// Follows redirections, except those that mark a path as a directory, and never from https to http.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use forebay_api::peers::{PeerMember, PeerState, PeersStatus};
+use forebay_backends::store::no_http_client;
 use forebay_backends::{PoolPath, Version};
 use forebay_cluster::{
     FileKey, FileOwners, Lender, Member, MemberList, MemberSource, Moment, NodeId, PassOver, PassOvers, PeerPatience,
@@ -116,7 +117,7 @@ impl Peers {
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_only()
             .build()
-            .map_err(|e| e.to_string())?;
+            .map_err(|e| no_http_client(&e))?;
         let state = PeersState {
             suspicions: Suspicions::default(),
             pass_overs: PassOvers::default(),
