@@ -1,7 +1,7 @@
 //! A small HTTP client, which sends what it is told to.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long an answer may take.
@@ -76,10 +76,4 @@ pub fn get_until(address: SocketAddr, path: &str, enough: impl Fn(&str) -> bool)
             return Ok(text.into_owned());
         }
     }
-}
-
-/// Returns a port of the loopback device that was free a moment ago.
-pub fn free_port() -> u16 {
-    let socket = TcpListener::bind("127.0.0.1:0").expect("the loopback device has free ports");
-    socket.local_addr().expect("it is bound").port()
 }

@@ -251,6 +251,7 @@ fn torn_down(slurm: &mut Slurm, job: &str, is_gone: impl Fn(&Slurm) -> bool) {
     let is_killed = |slurm: &Slurm| slurm.log().contains(&format!("teardown for JobId={job} terminated by slurmctld"));
     slurm.wait("the teardown has ended", || is_gone(slurm) || is_killed(slurm));
     if !is_gone(slurm) {
+        println!("Slurm killed the teardown of {job}");
         slurm.stop_controller();
         slurm.start_controller();
         slurm.wait("nothing is left of the job", || is_gone(slurm));

@@ -109,12 +109,30 @@ fn only_a_hurried_cancel_gives_up_results() {
     assert_eq!(fs::read_to_string(mount.path("log")).unwrap(), "x\n", "files of the mount are never given up");
     assert_eq!(mount.status().leased_bytes, 0);
     fs::remove_file(mount.path("ran")).unwrap();
-    // Without a hurry, the same job keeps them. Slurm ends a job at its time limit in this way, too.
+    // Without a hurry, the same job keeps them.
     let job = slurm.submit(USER, &script(&mount, &[SCRATCH, RESULT], commands));
     slurm.wait("the job runs", || mount.path("ran").exists());
     slurm.call("scancel", &[&job]).ok();
     slurm.wait("its result is in the pool", || mount.pool("out").exists());
     nothing_left(&slurm);
+}
+
+#[test]
+fn a_job_that_runs_out_of_time_keeps_its_results() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    let commands = "echo part >$DW_JOB_STRIPED/out; echo x >$FOREBAY_MOUNT/log; touch $FOREBAY_MOUNT/ran; sleep 600";
+    let job = slurm.submit(&["--uid=65534", "--time=5"], &script(&mount, &[SCRATCH, RESULT], commands));
+    slurm.wait("the job runs", || mount.path("ran").exists());
+    // In place of five minutes.
+    slurm.call("scontrol", &["update", &format!("JobId={job}"), "EndTime=now"]).ok();
+    slurm.wait_for(&job, "TIMEOUT");
+    nothing_left(&slurm);
+    for (file, bytes) in [("out", "part\n"), ("log", "x\n")] {
+        assert_eq!(fs::read_to_string(mount.pool(file)).unwrap(), bytes, "{}", slurm.hooks());
+    }
+    assert_eq!((scratch_dirs(&mount), mount.status().leased_bytes), (String::new(), 0));
+    slurm.wait_until_idle();
 }
 
 #[test]

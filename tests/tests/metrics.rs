@@ -9,9 +9,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use forebay_tests::http::{exchange, free_port, get, get_until};
+use forebay_tests::http::{exchange, get, get_until};
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, attempt};
 use forebay_tests::process::{self, wait_until};
+use forebay_tests::servers::free_port;
 
 const USAGE: i32 = 2;
 const BUSY: i32 = 6;

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use forebay_api::operator::Status;
 use forebay_tests::cluster::{NodeAddress, addresses, peers_file};
-use forebay_tests::http::{free_port, get};
+use forebay_tests::http::get;
 use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::process::{self, kill_group, wait_until};
+use forebay_tests::servers::free_port;
 use forebay_tests::webdriver::{BACKSPACE, ENTER, WebDriver};
 use serde_json::{Value, json};
 

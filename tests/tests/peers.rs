@@ -17,9 +17,9 @@ use forebay_tests::http;
 use forebay_tests::mount::{Mount, Options, Place, alone, attempt, content};
 use forebay_tests::network::Network;
 use forebay_tests::process::wait_until;
-use forebay_tests::servers::Server;
 use forebay_tests::servers::etcd::Etcd;
 use forebay_tests::servers::s3::Versitygw;
+use forebay_tests::servers::{Server, free_port};
 
 const MIB: usize = 1 << 20;
 
@@ -324,7 +324,7 @@ fn what_a_broken_node_says_is_not_believed() {
     let (this, members) = (NodeAddress::new("this"), addresses(1));
     let listener = TcpListener::bind(("127.0.0.1", members[0].port)).unwrap();
     let file = peers_file(&place.at(""), &this, &members, "");
-    let metrics = http::free_port();
+    let metrics = free_port();
     let more = ["--peers", &file.display().to_string(), "--metrics", &metrics.to_string()];
     let more = more.map(str::to_owned).to_vec();
     let mount = Mount::on(place, Options { more, ..Options::default() });

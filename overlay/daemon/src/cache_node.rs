@@ -158,6 +158,7 @@ pub fn run(
         access,
         rate: config.rate,
         log,
+        counters: Arc::default(),
     };
     let peers = peers::settings(&config.mount)?.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
     let sockets = NodeSockets { content: sockets, certificate, metrics, peers };
@@ -193,7 +194,13 @@ async fn serve(
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
-    let parts = MountParts { overlay: overlay.clone(), jobs: jobs.clone(), requests: Arc::default(), facts };
+    let parts = MountParts {
+        overlay: overlay.clone(),
+        jobs: jobs.clone(),
+        requests: Arc::default(),
+        responses: Some(options.counters.clone()),
+        facts,
+    };
     let numbers = mount.metrics.zip(metrics).map(|(at, socket)| MetricsServer::start(at, Some(socket), parts));
     let numbers = numbers.transpose().map_err(|e| Failure::io("cannot serve the metrics address", &e))?;
     let ending = CancellationToken::new();

@@ -170,6 +170,12 @@ async fn carry_out(
             let status = status.ok_or_else(|| stuck(&facts.mountpoint))?;
             out.send(&Reply::Status(Box::new(complete(status, facts)))).await?;
         }
+        Request::Overview => {
+            let overview = out.alive_while(pin!(overlay.overview()), || overlay.looked_at()).await?;
+            let mut overview = overview.ok_or_else(|| stuck(&facts.mountpoint))?.map_err(Failure::from)?;
+            overview.status = complete(overview.status, facts);
+            out.send(&Reply::Overview(Box::new(overview))).await?;
+        }
         Request::Stage(mut request) => {
             request.invocation = request.invocation.map(|invocation| by(client, invocation));
             out.forward(in_engine(engine, || overlay.stage(request))).await?;
@@ -248,8 +254,8 @@ async fn carry_out(
             out.send(&done?).await?;
         }
         Request::View(verb) => {
-            let asked = overlay.clone();
-            let done = out.waiting_for(engine, async move { views::carry_out(&asked, verb).await }).await?;
+            let (asked, client) = (overlay.clone(), owner(client).ok());
+            let done = out.waiting_for(engine, async move { views::carry_out(&asked, verb, client).await }).await?;
             out.send(&done.map_err(refused)?).await?;
         }
         Request::Peers => {

@@ -107,7 +107,13 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
         .map_err(|e| Failure::io(format!("cannot listen on {}", socket.display()), &e))?;
-    let parts = MountParts { overlay: overlay.clone(), jobs: jobs.clone(), requests: mounted.latencies(), facts };
+    let parts = MountParts {
+        overlay: overlay.clone(),
+        jobs: jobs.clone(),
+        requests: mounted.latencies(),
+        responses: None,
+        facts,
+    };
     let numbers = config.metrics.map(|address| MetricsServer::start(address, metrics, parts)).transpose();
     let numbers = numbers.map_err(|e| Failure::io("cannot serve the metrics address", &e))?;
     let no_passthrough = no_passthrough();

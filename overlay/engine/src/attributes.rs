@@ -91,7 +91,7 @@ impl Overlay {
     /// sizes of the fast pool.
     pub async fn statfs(&self) -> Result<Space> {
         match self.inner.ask(self.inner.pool.space()).await {
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+            Err(e) if e.is_unreachable() => {
                 let budget = &self.inner.store.budget;
                 let free = budget.limit().saturating_sub(budget.used());
                 Ok(Space {

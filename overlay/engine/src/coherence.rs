@@ -80,7 +80,7 @@ impl Health {
 
     pub fn note<T>(&self, result: &Result<T>) {
         match result {
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+            Err(e) if e.is_unreachable() => {
                 let mut down = self.down.lock();
                 if down.is_none() {
                     tracing::warn!(error = %e, "the pool does not answer; resident files are still served");
@@ -215,7 +215,7 @@ impl Inner {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {
                 self.parted(ino, name, None, asked)
             }
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(()),
+            Err(e) if e.is_unreachable() => Ok(()),
             Err(e) => Err(e.context(&path)),
         }
     }
@@ -323,7 +323,7 @@ impl Inner {
                         return Ok(None);
                     }
                 }
-                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                Err(e) if e.is_unreachable() => {
                     // If all names were known once, a name that was not among them counts as absent.
                     let complete = show_all && matches!(dir.state.lock().record.listing, ListingState::Complete(_));
                     return if complete { here() } else { Err(e.context(&path)) };
@@ -416,7 +416,7 @@ impl Inner {
                 Ok(false) => {}
                 // It may have another place in the pool, and its content may be another client's.
                 Ok(true) => return Ok(false),
-                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Ok(true),
+                Err(e) if e.is_unreachable() => return Ok(true),
                 Err(e) => return Err(e),
             }
         }
@@ -450,7 +450,7 @@ impl Inner {
                 Ok(counts)
             }
             Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => Ok(true),
+            Err(e) if e.is_unreachable() => Ok(true),
             Err(e) => Err(e.context(&path)),
         }
     }

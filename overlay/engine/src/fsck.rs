@@ -6,7 +6,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use forebay_api::operator::FsckReport;
-use forebay_backends::{ErrorKind, FileKind, Result};
+use forebay_backends::{FileKind, Result};
 use forebay_cache::{CHUNK_BYTES, ContentId};
 use forebay_catalog::InodeRecord;
 
@@ -88,7 +88,7 @@ impl Inner {
                     report.problems.push(format!("{path}: {files} {what}"));
                     report.repaired += if remove { files } else { 0 };
                 }
-                Err(e) if matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => break,
+                Err(e) if e.is_unreachable() => break,
                 // Removed by another client, or not readable for this user.
                 Err(error) => tracing::debug!(%path, %error, "unfinished uploads are not looked for"),
             }

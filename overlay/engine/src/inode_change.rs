@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_change_that_is_not_written_is_not_visible() {
         let dir = tempfile::tempdir().unwrap();
-        let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
         let mut batch = catalog.batch();
         let file = FileState::absent().begin_fetch(ID).unwrap();
         batch.put_inode(INO, &InodeRecord { file, ..file_of_pool(2 * CHUNK_BYTES) }, false);

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{ErrorKind, FileKind, Layout, Result, Version};
+use forebay_backends::{FileKind, Layout, Result, Version};
 use futures::future::join_all;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -69,7 +69,7 @@ impl Inner {
         let Ok(path) = self.pool_path(subject.ino) else { return Ok(None) };
         let layout = match self.ask(self.pool.layout(&path)).await {
             Ok(layout) => layout.map(Arc::new),
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => return Err(e),
+            Err(e) if e.is_unreachable() => return Err(e),
             Err(error) => {
                 tracing::debug!(%path, %error, "the pool does not tell the layout");
                 None

@@ -184,6 +184,7 @@ pub(crate) struct Inner {
     pub counters: status::EngineCounters,
     pub looks: status::Looks,
     pub last_census: Mutex<Arc<Census>>,
+    pub census_turn: tokio::sync::Mutex<Option<census::LastCount>>,
     /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
     pub uncounted: Mutex<HashSet<Ino>>,
     /// Files that are open for writing.
@@ -283,6 +284,7 @@ impl Overlay {
                 counters: status::EngineCounters::default(),
                 looks: status::Looks::default(),
                 last_census: Mutex::default(),
+                census_turn: Default::default(),
                 uncounted: Mutex::default(),
                 writing: Mutex::default(),
                 write_throttle: space::write_throttle::WriteThrottle::default(),

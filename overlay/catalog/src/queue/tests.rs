@@ -49,7 +49,7 @@ proptest! {
     #[test]
     fn every_intent_waits_once_in_order(steps in prop::collection::vec(step(), 1..50)) {
         let dir = tempfile::tempdir().unwrap();
-        let mut catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+        let mut catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
         let mut model: BTreeMap<(u32, Lane), Vec<u8>> = BTreeMap::new();
         let mut user_of: BTreeMap<u8, u32> = BTreeMap::new();
         for step in steps {
@@ -78,7 +78,7 @@ proptest! {
                 },
                 Step::Restart => {
                     drop(catalog);
-                    catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+                    catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
                 }
                 Step::Differ { .. } => {}
             }
@@ -102,13 +102,13 @@ proptest! {
 #[test]
 fn all_that_waited_is_due_after_a_restart_and_the_clock_never_goes_back() {
     let dir = tempfile::tempdir().unwrap();
-    let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+    let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
     catalog.set_queue_delay(Duration::from_secs(3600));
     mark(&catalog, 0, 7, false, true);
     let now = catalog.queue_now();
     assert!(catalog.queue_take(7, Lane::Fresh, 0, now, 10).unwrap().is_empty());
     drop(catalog);
-    let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+    let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
     assert!(catalog.queue_now() > now);
     assert_eq!(catalog.queue_take(7, Lane::Fresh, 0, catalog.queue_now(), 10).unwrap().len(), 1);
 }

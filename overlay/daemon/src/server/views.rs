@@ -3,12 +3,14 @@
 use forebay_api::views::ViewVerb;
 use forebay_backends::Result;
 use forebay_engine::{Overlay, blocking};
+use forebay_system::process::Process;
 
 use crate::protocol::Reply;
 
-pub async fn carry_out(overlay: &Overlay, verb: ViewVerb) -> Result<Reply> {
+/// `client`: the process that asks, if it is known.
+pub async fn carry_out(overlay: &Overlay, verb: ViewVerb, client: Option<Process>) -> Result<Reply> {
     match verb {
-        ViewVerb::Begin(request) => Ok(Reply::Views(vec![overlay.begin_view(request).await?])),
+        ViewVerb::Begin(request) => Ok(Reply::Views(vec![overlay.begin_view(request, client).await?])),
         ViewVerb::Lay { id, allow_copy } => Ok(Reply::Views(vec![overlay.lay_view(&id, allow_copy).await?])),
         ViewVerb::List => Ok(Reply::Views(overlay.views()?)),
         ViewVerb::Compare { id } => Ok(Reply::ViewChanges(overlay.compare_view(&id).await?)),

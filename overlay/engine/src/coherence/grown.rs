@@ -239,7 +239,7 @@ impl Inner {
                 Ok(Some(false)) => return Ok(GrowthOutcome::Other(Box::new(stat), asked)),
                 Ok(None) => {}
                 Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {}
-                Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                Err(e) if e.is_unreachable() => {
                     return Ok(GrowthOutcome::Unconfirmed);
                 }
                 Err(error) => {

@@ -169,7 +169,7 @@ impl Inner {
             }
         }
         match self.list(dir, contents).await {
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+            Err(e) if e.is_unreachable() => {
                 // If all names were known once, known names are better than an error.
                 let complete = matches!(node.state.lock().record.listing, ListingState::Complete(_));
                 if complete { Ok(()) } else { Err(e) }

@@ -48,8 +48,7 @@ impl Inner {
     /// version by changing names or attributes.
     pub(super) fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {
         // Another object, even of another kind, may have the old path, so the error can be of almost any kind.
-        let changed =
-            error.side() == Side::Pool && !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable);
+        let changed = error.side() == Side::Pool && !error.is_unreachable();
         let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
         *left -= u32::from(ours);
         ours

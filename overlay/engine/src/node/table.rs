@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn inodes_that_only_the_kernel_knows_leave_the_memory_and_keep_their_count() {
         let dir = tempfile::tempdir().unwrap();
-        let catalog = Catalog::open(dir.path(), Durability::Process).unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
         let table = NodeTable::default();
         let get = |ino| table.get(&catalog, ino, |_| Ok(())).unwrap().unwrap();
         let all = (1000..1000 + 4 * IDLE_INODES as u64).map(Ino);
