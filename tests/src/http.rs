@@ -77,3 +77,10 @@ pub fn get_until(address: SocketAddr, path: &str, enough: impl Fn(&str) -> bool)
         }
     }
 }
+
+/// Returns a metric that is served at a port of the loopback device, or 0 if there is none of this name.
+pub fn metric(port: u16, name: &str) -> u64 {
+    let scraped = get(([127, 0, 0, 1], port).into(), "/metrics", "").expect("metrics are served").body;
+    let value = scraped.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map_or(0, |value| value.parse().expect("a whole number"))
+}

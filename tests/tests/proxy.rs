@@ -29,16 +29,9 @@ fn cache_status(got: &Got) -> &str {
     got.header("cache-status").strip_prefix("forebay; ").unwrap_or_default()
 }
 
-/// Returns a metric of a node, or 0 if there is none.
-fn metric(port: u16, name: &str) -> u64 {
-    let scraped = http::get(([127, 0, 0, 1], port).into(), "/metrics", "").unwrap().body;
-    let value = scraped.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.map_or(0, |value| value.parse().unwrap())
-}
-
 /// Returns how many responses of a kind a node has sent.
 fn responses(port: u16, cache: &str, status: &str) -> u64 {
-    metric(port, &format!("forebay_http_responses_total{{cache=\"{cache}\",status=\"{status}\"}}"))
+    http::metric(port, &format!("forebay_http_responses_total{{cache=\"{cache}\",status=\"{status}\"}}"))
 }
 
 /// Waits until a response is kept: clients may have all of it a moment before.
@@ -469,7 +462,7 @@ fn responses_are_counted_by_where_they_came_from() {
     assert_eq!((node.get("/none", &[]).status, node.get("/../f", &["--path-as-is"]).status), (404, 400));
     assert_eq!((responses(port, "miss", "2xx"), responses(port, "hit", "2xx")), (1, hits));
     assert_eq!((responses(port, "passed", "4xx"), responses(port, "none", "4xx")), (1, 1));
-    assert_eq!(metric(port, "forebay_http_sent_bytes_total{cache=\"hit\"}"), hits * 1000);
+    assert_eq!(http::metric(port, "forebay_http_sent_bytes_total{cache=\"hit\"}"), hits * 1000);
 }
 
 /// SEMANTICS 112: "A response that the fast pool has no room for reaches its clients whole, and is not kept."
