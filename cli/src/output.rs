@@ -23,7 +23,7 @@ impl Output {
         let mut out = std::io::stdout().lock();
         let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
         if written.is_err_and(|e| e.kind() == ErrorKind::BrokenPipe) {
-            std::process::exit(Exit::Done as i32);
+            forebay_daemon::end_process(Exit::Done as u8);
         }
     }
 

@@ -57,6 +57,11 @@ impl Terminal {
         }
     }
 
+    fn is_restored(&self) -> bool {
+        let parser = self.screen.lock().unwrap();
+        !parser.screen().alternate_screen() && !parser.screen().hide_cursor()
+    }
+
     fn line_with(&self, part: &str) -> String {
         self.text().lines().find(|line| line.contains(part)).unwrap_or_default().to_owned()
     }
@@ -141,7 +146,7 @@ fn the_dashboard_shows_jobs_files_and_dirty_files_and_obeys_its_keys() {
     assert!(terminal.screen.lock().unwrap().screen().alternate_screen());
     terminal.press("q");
     assert_eq!(wait(&mut terminal.child, COMMAND).expect("it ends").code(), Some(0));
-    wait_until("the terminal is as before", || !terminal.screen.lock().unwrap().screen().alternate_screen());
+    wait_until("the terminal is as before", || terminal.is_restored());
 }
 
 #[test]
@@ -164,5 +169,5 @@ fn a_dashboard_that_is_told_to_end_restores_the_terminal() {
     let [top] = children.split_whitespace().collect::<Vec<_>>()[..] else { panic!("children of script: {children}") };
     assert!(Command::new("kill").args(["-TERM", top]).status().unwrap().success());
     assert_eq!(wait(&mut terminal.child, COMMAND).expect("it ends").code(), Some(0));
-    wait_until("the terminal is as before", || !terminal.screen.lock().unwrap().screen().alternate_screen());
+    wait_until("the terminal is as before", || terminal.is_restored());
 }

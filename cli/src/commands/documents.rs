@@ -1,5 +1,6 @@
 //! Manual pages and completions, generated from the description of the command line.
 
+use std::io::Write;
 use std::path::Path;
 
 use clap::CommandFactory;
@@ -21,6 +22,8 @@ pub fn man(dir: &Path) -> Result<Exit, Failure> {
 }
 
 pub fn completions(shell: clap_complete::Shell) -> Result<Exit, Failure> {
-    clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut std::io::stdout());
+    let mut out = std::io::stdout();
+    clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);
+    out.flush().map_err(|e| Failure::io("standard output", &e))?;
     Ok(Exit::Done)
 }

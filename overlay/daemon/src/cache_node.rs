@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_backends::decorators::Metrics;
 use forebay_engine::UserGroups;
@@ -29,6 +30,8 @@ use super::{Failure, FailureKind, capabilities, confinement, paths, peers, prefl
 pub const ROOT: &str = "/forebay";
 /// The beginning of the name of the directory of the names of responses, in the first directory of the fast pool.
 const RESPONSES: &str = "responses";
+/// How long the end of a node waits for its access log.
+const LOG_WAIT: Duration = Duration::from_secs(2);
 /// The first descriptor that systemd passes to a service (`sd_listen_fds(3)`).
 const PASSED_FROM: i32 = 3;
 
@@ -162,7 +165,11 @@ pub fn run(
     };
     let peers = peers::settings(&config.mount)?.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
     let sockets = NodeSockets { content: sockets, certificate, metrics, peers };
+    let log = options.log.clone();
     let outcome = rt.block_on(serve(&runtime, config, sockets, options, notes, on_ready));
+    if let Some(log) = log {
+        log.flush(LOG_WAIT);
+    }
     runtime.remove();
     rt.shutdown_background();
     outcome

@@ -40,10 +40,8 @@ pub const SUPERVISE_COMMAND: &str = "supervise";
 pub const WORKER_COMMAND: &str = "daemon";
 
 /// Ends this process without the handlers of `exit(3)`. They destroy what the threads of an engine may still use, and then
-/// the process ends by SIGABRT.
+/// the process ends by SIGABRT. What is not flushed is lost.
 pub fn end_process(code: u8) -> ! {
-    use std::io::Write;
-    let _ = std::io::stdout().flush();
     // SAFETY: it ends the process, and does nothing else.
     unsafe { libc::_exit(code.into()) }
 }

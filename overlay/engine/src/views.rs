@@ -29,7 +29,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentNumbers;
 use forebay_cache::views::TOP;
 use forebay_system::clock::unix_now;
-use forebay_system::process::Process;
+use forebay_system::process::{Process, is_ending};
 use forebay_system::{bind, mounts};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,9 @@ struct ViewRecord {
 impl ViewRecord {
     /// Lets the view end if its time is over, or nobody stages it any more.
     fn note_end(&mut self, now_unix: u64) {
-        let is_abandoned = self.phase == ViewPhase::Staging && self.maker.is_some_and(|maker| !maker.is_alive());
+        // A process that nobody has waited for is still there.
+        let has_ended = |maker: Process| !maker.is_alive() || is_ending(maker.pid);
+        let is_abandoned = self.phase == ViewPhase::Staging && self.maker.is_some_and(has_ended);
         if is_abandoned || self.expires_unix.is_some_and(|at| at <= now_unix) {
             self.phase = ViewPhase::Ending;
         }
@@ -88,17 +90,17 @@ pub(crate) struct Views {
     bell: Notify,
 }
 
-/// A view whose tree is being laid. The client may go away before that is done.
-struct Laying<'a> {
-    views: &'a Views,
-    id: &'a str,
+/// A view whose tree is being laid.
+struct Laying {
+    inner: Arc<Inner>,
+    id: String,
 }
 
-impl Drop for Laying<'_> {
+impl Drop for Laying {
     fn drop(&mut self) {
-        self.views.laying.lock().remove(self.id);
+        self.inner.views.laying.lock().remove(&self.id);
         // Perhaps it was ended meanwhile.
-        self.views.bell.notify_one();
+        self.inner.views.bell.notify_one();
     }
 }
 
@@ -179,18 +181,21 @@ impl Overlay {
     /// The view is ended then. `Busy` if a file is not staged, changes, or is not in the pool yet; `CrossDevice` if a
     /// file cannot be linked.
     pub async fn lay_view(&self, id: &str, allow_copy: bool) -> Result<View> {
-        let inner = &self.inner;
-        if !inner.views.laying.lock().insert(id.to_owned()) {
+        let (inner, id) = (self.inner.clone(), id.to_owned());
+        if !inner.views.laying.lock().insert(id.clone()) {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{id} is being laid")));
         }
-        let laying = Laying { views: &inner.views, id };
-        let laid = inner.clone().lay(id, allow_copy).await;
-        drop(laying);
-        if laid.is_err() {
-            let (overlay, id) = (self.clone(), id.to_owned());
-            blocking(move || overlay.end_view(&id)).await?;
-        }
-        laid
+        // It is not given up half-way when the client goes away.
+        let laying = tokio::spawn(async move {
+            let laying = Laying { inner: inner.clone(), id: id.clone() };
+            let laid = inner.clone().lay(&id, allow_copy).await;
+            drop(laying);
+            if laid.is_err() {
+                blocking(move || inner.end_view(&id)).await?;
+            }
+            laid
+        });
+        laying.await.map_err(|error| Error::new(ErrorKind::Corrupt, Side::Cache, error.to_string()))?
     }
 
     /// Returns all views, in the order of their names.

@@ -55,10 +55,17 @@ fn as_ms<S: serde::Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::E
     to.serialize_f64((duration.as_secs_f64() * 1e6).round() / 1e3)
 }
 
+/// What the thread that writes is told.
+enum LogMessage {
+    Line(Box<LogEntry>),
+    /// Everything before this is to be in the file. The sender is dropped then.
+    Flush(SyncSender<()>),
+}
+
 /// Where lines are written to. Clones write to the same file.
 #[derive(Clone)]
 pub struct AccessLog {
-    lines: SyncSender<LogEntry>,
+    lines: SyncSender<LogMessage>,
     left_out: Arc<AtomicU64>,
     reopen: Arc<AtomicBool>,
 }
@@ -79,8 +86,16 @@ impl AccessLog {
     }
 
     pub(crate) fn note(&self, entry: LogEntry) {
-        if self.lines.try_send(entry).is_err() {
+        if self.lines.try_send(LogMessage::Line(Box::new(entry))).is_err() {
             self.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until all lines so far are in the file, but not for longer than this.
+    pub fn flush(&self, limit: Duration) {
+        let (done, wait) = sync_channel(0);
+        if self.lines.try_send(LogMessage::Flush(done)).is_ok() {
+            let _ = wait.recv_timeout(limit);
         }
     }
 
@@ -106,7 +121,7 @@ struct LogWriter {
 }
 
 impl LogWriter {
-    fn run(&mut self, lines: &Receiver<LogEntry>, reopen: &AtomicBool) {
+    fn run(&mut self, lines: &Receiver<LogMessage>, reopen: &AtomicBool) {
         let mut flushed = Instant::now();
         loop {
             let next = lines.recv_timeout(FLUSH_EVERY);
@@ -118,11 +133,13 @@ impl LogWriter {
                     Err(error) => tracing::error!("access log {}: {error}", self.file.display()),
                 }
             }
-            let mut written = Ok(());
-            if let Ok(entry) = next {
-                written = self.output.write_all(line(&entry, self.format).as_bytes());
+            let (mut written, mut flushing) = (Ok(()), None);
+            match next {
+                Ok(LogMessage::Line(entry)) => written = self.output.write_all(line(&entry, self.format).as_bytes()),
+                Ok(LogMessage::Flush(done)) => flushing = Some(done),
+                Err(_) => {}
             }
-            if is_over || flushed.elapsed() >= FLUSH_EVERY {
+            if is_over || flushing.is_some() || flushed.elapsed() >= FLUSH_EVERY {
                 flushed = Instant::now();
                 written = written.and_then(|()| self.output.flush());
                 let left_out = self.left_out.swap(0, Ordering::Relaxed);
@@ -133,6 +150,7 @@ impl LogWriter {
             if let Err(error) = written {
                 tracing::error!("access log {}: {error}", self.file.display());
             }
+            drop(flushing);
             if is_over {
                 return;
             }

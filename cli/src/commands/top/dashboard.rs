@@ -2,7 +2,9 @@
 //! nor the samples of other mounts.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +15,11 @@ use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::signals::Held;
 use forebay_daemon::{Failure, FailureKind};
 use ratatui::DefaultTerminal;
+use ratatui::crossterm::Command as _;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
+use rustix::fs::OFlags;
 
 use super::mount_sample::{Details, MountSampler};
 use super::screen::{Screen, Update};
@@ -35,7 +41,7 @@ pub fn run(path: Option<&Path>, interval: Duration) -> Result<Exit, Failure> {
     // A terminal that is gone, or that was stopped, blocks the thread that draws.
     start("signals", move || {
         if signals.wait(None).is_some() {
-            let _ = ratatui::try_restore();
+            restore_without_waiting();
             forebay_daemon::end_process(0);
         }
     })?;
@@ -51,6 +57,17 @@ pub fn run(path: Option<&Path>, interval: Duration) -> Result<Exit, Failure> {
     let shown = show(&mut terminal, &news, &watched);
     ratatui::restore();
     shown.map(|()| Exit::Done)
+}
+
+/// Restores the terminal as far as that is possible at once: the thread that draws may hold the lock of the output.
+fn restore_without_waiting() {
+    let _ = disable_raw_mode();
+    let terminal = fs::File::options().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open("/dev/tty");
+    if let Ok(mut terminal) = terminal {
+        let mut codes = String::new();
+        let _ = LeaveAlternateScreen.write_ansi(&mut codes).and_then(|()| Show.write_ansi(&mut codes));
+        let _ = terminal.write_all(codes.as_bytes());
+    }
 }
 
 fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {

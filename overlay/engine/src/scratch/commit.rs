@@ -124,9 +124,11 @@ impl Inner {
         let inner = self.clone();
         let mut done = blocking(move || commit(&inner)).await?;
         self.scratch.bell.notify_one();
-        self.tell_kernel_of_grafts(&done.grafts).await;
+        let is_told = self.tell_kernel_of_grafts(&done.grafts).await;
         let marks = std::mem::take(&mut done.marks);
-        self.forget_marks(marks).await;
+        if is_told {
+            self.forget_marks(marks).await;
+        }
         Ok(done)
     }
 
@@ -252,9 +254,10 @@ impl Inner {
     }
 
     /// Makes the kernel forget names that a commit made or replaced, and attributes that it changed. Waits for it, but
-    /// not for long.
-    async fn tell_kernel_of_grafts(&self, grafts: &[Graft]) {
-        let Some(kernel) = self.kernel.get() else { return };
+    /// not for long. Returns whether it has.
+    async fn tell_kernel_of_grafts(&self, grafts: &[Graft]) -> bool {
+        let Some(kernel) = self.kernel.get() else { return true };
+        let mut is_told = true;
         let until = tokio::time::Instant::now() + KERNEL_FORGETS;
         // If the kernel does not know a name, the note of the name says nothing about the directory.
         let dirs: BTreeSet<Ino> = grafts.iter().map(|graft| graft.at.parent).collect();
@@ -267,8 +270,9 @@ impl Inner {
             let Some((last, names)) = some.split_last() else { continue };
             names.iter().for_each(|Graft { at, .. }| kernel.invalidate_name(at.parent, &at.name));
             let told = kernel.invalidate_name_and_tell(last.at.parent, &last.at.name);
-            let _ = tokio::time::timeout_at(until, told).await;
+            is_told &= tokio::time::timeout_at(until, told).await.is_ok();
         }
+        is_told
     }
 
     /// Checks that the pool can hold the tree at its place.
@@ -427,11 +431,14 @@ impl Inner {
         let inner = self.clone();
         let told = blocking(move || Ok(inner.note_commits())).await.unwrap_or_default();
         let until = tokio::time::Instant::now() + KERNEL_FORGETS;
+        let mut are_told = true;
         for told in told {
-            let _ = tokio::time::timeout_at(until, told).await;
+            are_told &= tokio::time::timeout_at(until, told).await.is_ok();
         }
         let marks = std::mem::take(&mut *self.scratch.marks.lock());
-        self.forget_marks(marks).await;
+        if are_told {
+            self.forget_marks(marks).await;
+        }
     }
 
     /// Sends notes of what the last daemon committed. The last ones tell when the kernel has them.

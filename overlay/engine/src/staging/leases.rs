@@ -76,7 +76,7 @@ impl<'a> Staging<'a> {
             self.inner.end_lease(self.node.ino, Some(self.owner))?;
             return gone("the job that it is staged for has ended");
         }
-        if self.inner.is_view_over(self.owner) {
+        if !self.is_jobs && self.inner.is_view_over(self.owner) {
             self.inner.end_lease(self.node.ino, Some(self.owner))?;
             return gone("the view that it is staged for has ended");
         }

@@ -94,6 +94,7 @@ impl Inner {
         self.close_epoch()?;
         let mut known = self.views.known.lock();
         let record = known.get_mut(&tree.id).ok_or_else(|| super::unknown(&tree.id))?;
+        record.note_end(unix_now());
         if record.phase != ViewPhase::Staging {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{} was ended", tree.id)));
         }

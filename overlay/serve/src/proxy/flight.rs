@@ -317,10 +317,6 @@ impl Coming {
                 if !self.tail.push(piece).await {
                     return false;
                 }
-                if self.tail.is_all_that_is_read() {
-                    // What was written can be evicted.
-                    self.file.lock().take();
-                }
                 self.progress.send_modify(|progress| progress.bytes += length);
                 continue;
             }
@@ -349,6 +345,13 @@ impl Coming {
         tracing::warn!("a response is not kept, but {done}: {why}");
         self.progress.send_modify(|progress| progress.is_passed_on = is_begun);
         is_begun
+    }
+
+    /// Lets what was written be evicted, once all clients read what is passed on.
+    fn release_stored(&self) {
+        if self.tail.is_all_that_is_read() {
+            self.file.lock().take();
+        }
     }
 
     fn file(&self) -> Option<Arc<Unfinished>> {
@@ -413,6 +416,7 @@ impl Coming {
             }
             let rest = part.start + piece.len() as u64..part.end;
             coming.tail.moved_to(reader.number, rest.start);
+            coming.release_stored();
             Ok(Some((piece, (reader, progress, rest))))
         }))
     }
@@ -427,6 +431,7 @@ struct BodyReader {
 impl Drop for BodyReader {
     fn drop(&mut self) {
         self.coming.tail.leave(self.number);
+        self.coming.release_stored();
     }
 }
 

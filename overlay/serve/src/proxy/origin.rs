@@ -109,7 +109,6 @@ impl OriginServer {
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
-            .read_timeout(SILENCE)
             .pool_idle_timeout(IDLE)
             .build()
             .map_err(|e| format!("{url}: {}", no_http_client(&e)))?;
@@ -194,11 +193,14 @@ impl OriginServer {
             asking = asking.body(request.content);
         }
         let again = asking.try_clone().filter(|_| request.method.is_idempotent());
-        let body = match (asking.send().await, again) {
-            // The origin may have closed a connection that was idle, just as the request went out.
-            (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => again.send().await,
-            (answer, _) => answer,
+        let answer = async {
+            match (asking.send().await, again) {
+                // The origin may have closed a connection that was idle, just as the request went out.
+                (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => again.send().await,
+                (answer, _) => answer,
+            }
         };
+        let body = tokio::time::timeout(SILENCE, answer).await.map_err(|_| silence())?;
         let body = body.map_err(|error| no_answer(&error))?;
         let (mut head, ()) = http::Response::new(()).into_parts();
         (head.status, head.headers) = (body.status(), body.headers().clone());
@@ -263,6 +265,12 @@ fn no_answer(error: &reqwest::Error) -> NoAnswer {
     if error.is_timeout() { NoAnswer::Late } else { NoAnswer::Unreachable }
 }
 
+/// The origin has sent nothing for a long time.
+fn silence() -> NoAnswer {
+    tracing::warn!("the origin does not answer: it has sent nothing for {} s", SILENCE.as_secs());
+    NoAnswer::Late
+}
+
 /// Returns the error with its causes, without the URL, in which a query may hold a secret.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut last = error;
@@ -291,10 +299,12 @@ impl OriginResponse {
     /// The origin breaks off.
     pub async fn piece(&mut self) -> Result<Option<Bytes>, NoAnswer> {
         loop {
-            match self.body.chunk().await {
-                Ok(Some(piece)) if piece.is_empty() => {}
-                Ok(piece) => return Ok(piece),
-                Err(error) => return Err(no_answer(&error)),
+            // Only the time counts in which it is asked for more: a client may take long for what has come.
+            match tokio::time::timeout(SILENCE, self.body.chunk()).await {
+                Err(_) => return Err(silence()),
+                Ok(Ok(Some(piece))) if piece.is_empty() => {}
+                Ok(Ok(piece)) => return Ok(piece),
+                Ok(Err(error)) => return Err(no_answer(&error)),
             }
         }
     }

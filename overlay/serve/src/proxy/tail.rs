@@ -8,13 +8,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
-/// The most bytes that wait for slower clients.
+/// The most bytes that wait for slower clients. Small pieces are joined, so that this is the memory that they take.
 const WAITING_BYTES: u64 = 2 << 20;
 /// The most responses whose ends are passed on: with [`WAITING_BYTES`], and a piece more, this bounds the memory.
 pub const TAILS_MAX: usize = 64;
-/// A client that holds up others, and takes nothing for so long, is left behind.
+/// Pieces up to this size are joined.
+const JOINED_BYTES: usize = 64 << 10;
+/// A client that holds up another one, and takes nothing for so long, is left behind.
 const STALLED: Duration = Duration::from_secs(30);
+/// The same for a client that holds up nobody but the origin.
+const STALLED_ALONE: Duration = Duration::from_secs(60);
+/// How often it is checked whether a client is to be left behind.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The clients that read a response, and the end of it that is passed on, if there is one.
 #[derive(Debug)]
@@ -28,9 +35,16 @@ pub struct Tail {
 #[derive(Debug, Default)]
 struct TailState {
     next: u64,
-    /// Where each client reads.
-    readers: HashMap<u64, u64>,
+    readers: HashMap<u64, Reading>,
     passed_on: Option<PassedOn>,
+}
+
+/// Where a client reads.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    at: u64,
+    /// Since when it could have taken more.
+    since: Instant,
 }
 
 #[derive(Debug)]
@@ -41,7 +55,7 @@ struct PassedOn {
     start: u64,
     /// The offset behind the last piece.
     end: u64,
-    pieces: VecDeque<Bytes>,
+    pieces: VecDeque<Vec<u8>>,
     _one: OwnedSemaphorePermit,
 }
 
@@ -69,13 +83,13 @@ impl Tail {
         }
         state.next += 1;
         let reader = state.next;
-        state.readers.insert(reader, at);
+        state.readers.insert(reader, Reading { at, since: Instant::now() });
         Some(reader)
     }
 
     pub fn moved_to(&self, reader: u64, at: u64) {
         if let Some(known) = self.state.lock().readers.get_mut(&reader) {
-            *known = at;
+            *known = Reading { at, since: Instant::now() };
         }
         self.moved.notify_waiters();
     }
@@ -96,7 +110,7 @@ impl Tail {
     /// Whether no client reads anything before the end that is passed on.
     pub fn is_all_that_is_read(&self) -> bool {
         let state = self.state.lock();
-        state.passed_on.as_ref().is_some_and(|passed| state.readers.values().all(|at| *at >= passed.from))
+        state.passed_on.as_ref().is_some_and(|passed| state.readers.values().all(|reading| reading.at >= passed.from))
     }
 
     pub fn is_begun(&self) -> bool {
@@ -107,24 +121,26 @@ impl Tail {
     pub async fn push(&self, piece: Bytes) -> bool {
         loop {
             let moved = self.moved.notified();
-            let slowest = {
+            {
                 let mut state = self.state.lock();
                 let TailState { readers, passed_on: Some(passed), .. } = &mut *state else { return false };
-                let Some(slowest) = readers.values().copied().min() else { return false };
+                let fastest = readers.values().map(|reading| reading.at).max().unwrap_or(0);
+                let (start, is_full) = (passed.start, passed.end - passed.start >= WAITING_BYTES);
+                readers.retain(|_, reading| {
+                    let limit = if reading.at < fastest { STALLED } else { STALLED_ALONE };
+                    !is_full || reading.at > start + JOINED_BYTES as u64 || reading.since.elapsed() < limit
+                });
+                let Some(slowest) = readers.values().map(|reading| reading.at).min() else { return false };
                 passed.drop_before(slowest);
                 if passed.end - passed.start < WAITING_BYTES {
-                    passed.end += piece.len() as u64;
-                    passed.pieces.push_back(piece);
+                    // Until now, there was nothing that these could take.
+                    let waiting = readers.values_mut().filter(|reading| reading.at >= passed.end);
+                    waiting.for_each(|reading| reading.since = Instant::now());
+                    passed.push(&piece);
                     return true;
                 }
-                slowest
-            };
-            if tokio::time::timeout(STALLED, moved).await.is_err() {
-                let readers = &mut self.state.lock().readers;
-                if readers.values().any(|at| *at > slowest) {
-                    readers.retain(|_, at| *at > slowest);
-                }
             }
+            let _ = tokio::time::timeout(CHECK_EVERY, moved).await;
         }
     }
 
@@ -143,7 +159,8 @@ impl Tail {
             let end = at + piece.len() as u64;
             if offset < end {
                 let skipped = (offset - at) as usize;
-                return TailBytes::Passed(piece.slice(skipped..piece.len().min(skipped + len as usize)));
+                let wanted = &piece[skipped..piece.len().min(skipped + len as usize)];
+                return TailBytes::Passed(Bytes::copy_from_slice(wanted));
             }
             at = end;
         }
@@ -152,6 +169,14 @@ impl Tail {
 }
 
 impl PassedOn {
+    fn push(&mut self, piece: &[u8]) {
+        self.end += piece.len() as u64;
+        match self.pieces.back_mut() {
+            Some(last) if last.len() + piece.len() <= JOINED_BYTES => last.extend_from_slice(piece),
+            _ => self.pieces.push_back(piece.to_vec()),
+        }
+    }
+
     /// Drops the pieces before an offset.
     fn drop_before(&mut self, offset: u64) {
         while let Some(first) = self.pieces.front()
@@ -204,10 +229,27 @@ mod tests {
         tail.moved_to(fast, WAITING_BYTES);
         assert!(tail.push(piece(3)).await);
         assert_eq!(tail.find(0, 10), TailBytes::Lost);
-        // A client that holds up nobody may take its time.
+        // One that holds up nobody but the origin has more time.
         assert!(tail.push(piece(4)).await);
-        assert!(tokio::time::timeout(STALLED * 10, tail.push(piece(5))).await.is_err());
-        tail.leave(fast);
+        let begun = Instant::now();
         assert!(!tail.push(piece(5)).await, "nobody reads");
+        assert!(begun.elapsed() > STALLED_ALONE - CHECK_EVERY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_is_not_left_behind_because_nothing_came() {
+        let tail = Tail::new(Arc::new(Semaphore::new(1)));
+        let reader = tail.join(0).unwrap();
+        assert!(tail.begin(0));
+        tokio::time::sleep(STALLED_ALONE * 2).await;
+        // As fast as they come, small pieces take no more memory than large ones.
+        for _ in 0..WAITING_BYTES / 100 {
+            assert!(tail.push(Bytes::from_static(&[7; 100])).await);
+        }
+        assert!(tail.state.lock().passed_on.as_ref().unwrap().pieces.len() < 40);
+        let third = tokio::time::timeout(STALLED, tail.push(piece(8)));
+        assert!(third.await.is_ok_and(|pushed| pushed) || tail.find(0, 10) == TailBytes::Passed(vec![7; 10].into()));
+        tail.moved_to(reader, WAITING_BYTES);
+        assert!(tail.push(piece(9)).await);
     }
 }
