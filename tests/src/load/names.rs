@@ -47,15 +47,15 @@ impl Names {
 
     fn turn_link(&mut self, at: usize) -> io::Result<()> {
         let (base, link) = (self.ground.name("base"), self.ground.name(&format!("link-{at}")));
+        let failed = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what} {at}: {e}"));
         if !base.exists() {
-            File::create(&base)?;
+            File::create(&base).map_err(|e| failed("the file of link", e))?;
         }
         let there = self.links[at].now.is_some();
         self.links[at].begin((!there).then_some(1));
-        if there {
-            fs::remove_file(link)?
-        } else {
-            fs::hard_link(base, link)?
+        match there {
+            true => fs::remove_file(link).map_err(|e| failed("the removal of link", e))?,
+            false => fs::hard_link(base, link).map_err(|e| failed("link", e))?,
         }
         self.links[at].done();
         Ok(())
