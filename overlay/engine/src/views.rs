@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use super::{Inner, Ino, Overlay, blocking, parse_path};
+use super::{Inner, Ino, Overlay, blocking, parse_path, to_its_end};
 use pinned::PinnedNames;
 
 /// The key of the records in the catalog.
@@ -186,7 +186,7 @@ impl Overlay {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{id} is being laid")));
         }
         // It is not given up half-way when the client goes away.
-        let laying = tokio::spawn(async move {
+        to_its_end(async move {
             let laying = Laying { inner: inner.clone(), id: id.clone() };
             let laid = inner.clone().lay(&id, allow_copy).await;
             drop(laying);
@@ -194,8 +194,8 @@ impl Overlay {
                 blocking(move || inner.end_view(&id)).await?;
             }
             laid
-        });
-        laying.await.map_err(|error| Error::new(ErrorKind::Corrupt, Side::Cache, error.to_string()))?
+        })
+        .await
     }
 
     /// Returns all views, in the order of their names.

@@ -24,7 +24,7 @@ use super::merge::MergePlan;
 use super::{ScratchUse, TakenScratch};
 use crate::namespace::{Graft, GraftPoint};
 use crate::permission::{CHANGE, SEARCH, UserGroups};
-use crate::{Inner, Ino, blocking, parse_path};
+use crate::{Inner, Ino, blocking, parse_path, to_its_end};
 
 /// The key in the catalog of the mark of a commit: this and its number.
 const MARK: &str = "scratch-commit-";
@@ -110,8 +110,8 @@ impl Inner {
         let user = merge_groups.map(|groups| UserGroups { uid: taken.record.uid, groups });
         let onto = self.check_onto(&at, kind, user).await?;
         // This may ask the pool. It is not given up when the client goes away.
-        let done = tokio::spawn(self.commit_and_tell(move |inner| inner.commit_tree(&taken, &path, &at, (kind, onto))));
-        let done = done.await.map_err(|error| Error::new(ErrorKind::Corrupt, Side::Cache, error.to_string()))??;
+        let commit = self.commit_and_tell(move |inner| inner.commit_tree(&taken, &path, &at, (kind, onto)));
+        let done = to_its_end(commit).await?;
         done.synced.map_err(|error| error.context("committed and in the mount, but a power cut may undo it"))?;
         Ok(done.report)
     }
