@@ -124,3 +124,54 @@ async fn attributes_sent_under_one_name_end_no_doubt_about_another() {
     })
     .await;
 }
+
+/// The removal of one of a file's names reaches the pool, and its answer is lost. Then the mount gives the name to the
+/// same file again.
+async fn a_name_given_again_after_an_unanswered_removal_stays(after: impl AsyncFn(&Fixture, Overlay) -> Overlay) {
+    let fixture = Fixture::new();
+    fixture.put("a", b"both").await;
+    fixture.memory.link(&pool_path("a"), &pool_path("b")).await.unwrap();
+    let overlay = fixture.open().await;
+    find(&overlay, "a").await;
+    find(&overlay, "b").await;
+    overlay.unlink(Ino::ROOT, b"b").await.unwrap();
+    fixture.fault.set_odds(CallKind::SyncDir, Odds { before: 1.0, after: 0.0 });
+    assert!(flush(&overlay).await.failed > 0, "the answer was lost");
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "both")]), "the removal reached the pool");
+    let overlay = after(&fixture, overlay).await;
+    overlay.link(find(&overlay, "a").await, Ino::ROOT, b"b").await.unwrap();
+    fixture.fault.heal();
+    let listed = overlay.read_dir(Ino::ROOT).await.unwrap();
+    assert_eq!(listed.entries.len(), 2);
+    assert_eq!(read(&overlay, "b").await.unwrap(), "both");
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "both"), ("/b", "both")]));
+    assert_eq!(read(&overlay, "b").await.unwrap(), "both");
+    assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_is_made_again_after_its_removal_was_not_answered() {
+    a_name_given_again_after_an_unanswered_removal_stays(async |_, overlay| overlay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_is_made_again_after_the_daemon_ended_in_its_removal() {
+    a_name_given_again_after_an_unanswered_removal_stays(async |fixture, overlay| {
+        overlay.shutdown().await.unwrap();
+        drop(overlay);
+        fixture.open().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_under_one_name_ends_no_doubt_about_a_removed_one() {
+    a_name_given_again_after_an_unanswered_removal_stays(async |_, overlay| {
+        let both = find(&overlay, "a").await;
+        let change = Change { mode: Some(0o640), ..Change::default() };
+        overlay.setattr(both, &change, CALLER).await.unwrap();
+        overlay
+    })
+    .await;
+}

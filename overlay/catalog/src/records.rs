@@ -70,6 +70,8 @@ pub enum SentWhat {
     Moved { from: Link },
     /// The pool's object got this name as a further hard link.
     Linked,
+    /// The name was removed. The mount may give it to the same file again before the answer is known.
+    Removed,
 }
 
 /// How many names of a directory the catalog has.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_backends::{FileKind, Result, Stat};
 use forebay_cache::{Content, ContentId};
-use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, SentCall};
+use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, SentCall, SentWhat};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
@@ -217,15 +217,19 @@ impl<'a> Txn<'a> {
     }
 
     /// Records that a call on the pool's object of an inode succeeded: what was sent of the inode to its names in the
-    /// pool is no longer in doubt. What was sent of other inodes to these names stays in doubt.
+    /// pool is no longer in doubt. What was sent of other inodes to these names stays in doubt, and so does a removal:
+    /// the object may have other names.
     pub fn pool_still_has(&mut self, ino: Ino) -> Result<()> {
         for link in self.record(ino)?.pool_links.clone() {
             let (parent, name) = &link;
             self.inner.watches.name_changed(*parent, name);
             let mut record = self.name(*parent, name)?;
-            if record.sent.iter().any(|sent| sent.ino == ino) {
-                record.sent.retain(|sent| sent.ino != ino);
-                self.record(ino)?.sent_to.retain(|to| *to != link);
+            let is_settled = |sent: &SentCall| sent.ino == ino && sent.what != SentWhat::Removed;
+            if record.sent.iter().any(is_settled) {
+                record.sent.retain(|sent| !is_settled(sent));
+                if !record.sent.iter().any(|sent| sent.ino == ino) {
+                    self.record(ino)?.sent_to.retain(|to| *to != link);
+                }
                 self.set_name(*parent, name, record)?;
             }
         }

@@ -132,7 +132,8 @@ impl Overlay {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
         }
         if record.links.is_empty() && !(temporary && record.pool_links.is_empty()) {
-            return Err(Error::new(ErrorKind::NotFound, Side::Application, "the file was removed"));
+            // The kernel looks the name up again.
+            return Err(Error::new(ErrorKind::Stale, Side::Application, "the file was removed"));
         }
         record.links.push((parent, name.into()));
         record.ctime = stamp_now();

@@ -68,10 +68,8 @@ impl Inner {
         // The step sends what is recorded as sent, even if the overlay changes meanwhile.
         let sent = self.record_of(subject)?;
         let what = match &step {
-            ReconcileStep::Remove { .. } => {
-                self.sync_written().await?;
-                None
-            }
+            // `remove` records it, once nothing speaks against the removal.
+            ReconcileStep::Remove { .. } => None,
             ReconcileStep::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
             ReconcileStep::Link { .. } => Some(SentWhat::Linked),
             // For a file, the upload records what is sent.
@@ -106,9 +104,15 @@ impl Inner {
         let record = self.record_of(occupant)?;
         let mut is_gone = true;
         let removed = match record.kind {
-            FileKind::Directory => self.ask(self.pool.remove_dir(path)).await,
+            FileKind::Directory => {
+                self.sync_written().await?;
+                self.ask(self.pool.remove_dir(path)).await
+            }
             _ => {
                 self.ready_to_go(occupant).await?;
+                if !self.about_to_send(&(parent, name.into()), occupant, SentWhat::Removed).await? {
+                    return Ok(());
+                }
                 self.expect_version_to_move(occupant)?;
                 match record.removed_version() {
                     Some(version) => self.ask(self.pool.remove(path, &Expected::Version(version))).await,

@@ -1,11 +1,12 @@
 //! Calls in doubt: what was sent to the pool and never answered, because the call failed or the daemon was killed. A
 //! look at the name resolves the doubt, before anything else is done there.
 //!
-//! Before a call that gives a name of the pool something, the name's record gets what is sent (`sent`) and the inode
-//! gets the name (`sent_to`). The catalog is synced before the call, so the pool is never ahead of it, not even after a
+//! Before a call that gives a name of the pool something, or removes the name of a file, the name's record gets what is
+//! sent (`sent`) and the inode gets the name (`sent_to`). The catalog is synced before the call, so the pool is never ahead of it, not even after a
 //! power cut. The commit of the answer removes both. If the call fails or the daemon is killed, both stay. Then the
 //! object's identity, or its size and modification time, tells whether what was sent arrived. Until that is known, the
-//! name is not taken for one that another client made.
+//! name is not taken for one that another client made or removed. (A removed directory never gets its name back, so
+//! its removal is not recorded.)
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,6 +17,7 @@ use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn, blocking};
 use super::apply::{lock_all, note_name_flushed, take_version};
+use super::conflict::look_again;
 
 impl Inner {
     /// Finds out where the pool has an inode and the directories above it, if that is in doubt. Returns whether it was.
@@ -134,9 +136,20 @@ impl Inner {
                 }
             }
             let Some((sent, stat)) = arrived else {
+                let is_removed = self.is_removed(&record, stat.as_ref())?;
+                if is_removed {
+                    self.sync_names(parent).await?;
+                }
                 let mut txn = Txn::begin(self);
-                let pool = txn.name(parent, name)?.pool;
+                let pool = txn.name(parent, name)?.pool.filter(|_| !is_removed);
                 txn.pool_has(parent, name, pool)?;
+                if is_removed {
+                    note_name_flushed(&mut txn, parent)?;
+                    if stat.is_some() {
+                        // Another client made something there since.
+                        look_again(&mut txn, parent)?;
+                    }
+                }
                 if let Some((ino, stat)) = half {
                     // A file that this daemon left half written is not a change of another client: the next upload
                     // overwrites it.
@@ -174,7 +187,9 @@ impl Inner {
                     record.version = Some(stat.version.clone());
                     all_attrs_differ(record);
                 }
-                SentWhat::Moved { .. } | SentWhat::Linked => take_version(&mut txn, sent.ino, stat)?,
+                SentWhat::Moved { .. } | SentWhat::Linked | SentWhat::Removed => {
+                    take_version(&mut txn, sent.ino, stat)?;
+                }
             }
             txn.commit()
         }
@@ -203,11 +218,23 @@ impl Inner {
             }
             SentWhat::Moved { .. } | SentWhat::Linked => record.is_object(stat),
             SentWhat::Made { .. } if is_before || record.kind != stat.kind => false,
+            // Seen by what is no longer there.
+            SentWhat::Removed => false,
             &SentWhat::Made { mode, uid, gid } => {
                 // The attributes that it was created with, not those that the overlay gave it since.
                 self.is_as_made(&InodeRecord { mode, uid, gid, ..record }, stat, path).await?
             }
         })
+    }
+
+    /// Whether the removal of a name was sent, and the pool no longer has the object there.
+    fn is_removed(&self, name: &NameRecord, stat: Option<&Stat>) -> Result<bool> {
+        let Some(ino) = name.pool else { return Ok(false) };
+        if !name.sent.iter().any(|sent| sent.ino == ino && sent.what == SentWhat::Removed) {
+            return Ok(false);
+        }
+        let record = self.record_of(ino)?;
+        Ok(stat.is_none_or(|stat| !record.is_object(stat)))
     }
 
     /// Whether the pool's file under a name has several names and was being written in place when the answer was lost.
