@@ -11,6 +11,7 @@ mod context;
 mod directories;
 mod errors;
 mod links;
+mod parts;
 pub mod reads;
 mod renames;
 mod trial;
@@ -80,7 +81,7 @@ impl fmt::Display for Report {
 pub fn cases() -> Vec<Case> {
     [directories::CASES, content::CASES, conditions::CASES, attributes::CASES, links::CASES, renames::CASES]
         .into_iter()
-        .chain([errors::CASES])
+        .chain([errors::CASES, parts::CASES])
         .flatten()
         .copied()
         .collect()

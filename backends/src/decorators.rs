@@ -17,8 +17,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, future, stream};
 
 use crate::{
-    Attrs, Capabilities, Content, Expected, FileKind, Layout, Listing, Pieces, Pool, PoolPath, RenameMode, Result,
-    SetAttrs, Space, Stat, Version, WorkProgress,
+    Attrs, Capabilities, Content, Expected, FileKind, Layout, Listing, Part, Pieces, Pool, PoolPath, RenameMode,
+    Result, SentPart, SetAttrs, Space, Stat, Version, WorkProgress,
 };
 
 pub use call::{CallKind, PoolAnswer, PoolCall};
@@ -60,7 +60,7 @@ impl<A: Around> Decorated<A> {
         bytes: u64,
         inner: BoxFuture<'a, Result<T>>,
     ) -> BoxFuture<'a, Result<T>> {
-        self.around.around(PoolCall { kind, path, bytes }, inner)
+        self.around.around(PoolCall::new(kind, path, bytes), inner)
     }
 }
 
@@ -74,7 +74,7 @@ impl<A> fmt::Debug for Decorated<A> {
 fn pages<A: Around>(around: Arc<A>, path: PoolPath, listing: Listing) -> Listing {
     stream::try_unfold((around, path, listing), |(around, path, mut listing)| async move {
         let next = async { listing.next().await.transpose() }.boxed();
-        let page = around.around(PoolCall { kind: CallKind::ListPage, path: &path, bytes: 0 }, next).await?;
+        let page = around.around(PoolCall::step(CallKind::ListPage, CallKind::List, &path, 0), next).await?;
         Ok(page.map(|page| (page, (around, path, listing))))
     })
     .boxed()
@@ -84,18 +84,18 @@ fn pages<A: Around>(around: Arc<A>, path: PoolPath, listing: Listing) -> Listing
 fn parts<A: Around>(around: Arc<A>, path: PoolPath, content: Content) -> Content {
     stream::try_unfold((around, path, content), |(around, path, mut content)| async move {
         let next = async { content.next().await.transpose() }.boxed();
-        let piece = around.around(PoolCall { kind: CallKind::ReadPiece, path: &path, bytes: 0 }, next).await?;
+        let piece = around.around(PoolCall::step(CallKind::ReadPiece, CallKind::Read, &path, 0), next).await?;
         Ok(piece.map(|piece| (piece, (around, path, content))))
     })
     .boxed()
 }
 
-/// Sends each piece of a `put` through the decorator, once the source has produced it.
-fn pieces<'a, A: Around>(around: &'a A, path: &'a PoolPath, content: Pieces<'a>) -> Pieces<'a> {
+/// Sends each piece of a `put` or another call with content through the decorator, once the source has produced it.
+fn pieces<'a, A: Around>(around: &'a A, within: CallKind, path: &'a PoolPath, content: Pieces<'a>) -> Pieces<'a> {
     content
         .then(move |piece| async move {
             let piece = piece?;
-            let call = PoolCall { kind: CallKind::PutPiece, path, bytes: piece.data.len() as u64 };
+            let call = PoolCall::step(CallKind::PutPiece, within, path, piece.data.len() as u64);
             around.around(call, future::ready(Ok(piece)).boxed()).await
         })
         .boxed()
@@ -166,7 +166,7 @@ impl<A: Around> Pool for Decorated<A> {
         attrs: &Attrs,
         expected: &Expected,
     ) -> Result<Stat> {
-        let content = pieces(&*self.around, path, content);
+        let content = pieces(&*self.around, CallKind::Put, path, content);
         self.around(CallKind::Put, path, size, self.inner.put(path, size, content, attrs, expected)).await
     }
 
@@ -177,6 +177,41 @@ impl<A: Around> Pool for Decorated<A> {
 
     async fn sync_file(&self, path: &PoolPath) -> Result<()> {
         self.around(CallKind::SyncFile, path, 0, self.inner.sync_file(path)).await
+    }
+
+    async fn send_part(&self, name: &str, len: u64, content: Pieces<'_>) -> Result<SentPart> {
+        let root = PoolPath::root();
+        let content = pieces(&*self.around, CallKind::SendPart, &root, content);
+        self.around(CallKind::SendPart, &root, len, self.inner.send_part(name, len, content)).await
+    }
+
+    async fn read_part(&self, part: &SentPart, range: Range<u64>) -> Result<Bytes> {
+        let root = PoolPath::root();
+        let bytes = range.end.min(part.len).saturating_sub(range.start);
+        self.around(CallKind::ReadPart, &root, bytes, self.inner.read_part(part, range)).await
+    }
+
+    async fn remove_part(&self, name: &str) -> Result<()> {
+        let root = PoolPath::root();
+        self.around(CallKind::RemovePart, &root, 0, self.inner.remove_part(name)).await
+    }
+
+    async fn put_parts(
+        &self,
+        path: &PoolPath,
+        parts: Vec<Part<'_>>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let bytes = parts.iter().map(Part::len).fold(0, u64::saturating_add);
+        let parts = parts.into_iter().map(|part| match part {
+            Part::Sent(part) => Part::Sent(part),
+            Part::Here { len, content } => {
+                Part::Here { len, content: pieces(&*self.around, CallKind::PutParts, path, content) }
+            }
+        });
+        let parts = parts.collect();
+        self.around(CallKind::PutParts, path, bytes, self.inner.put_parts(path, parts, attrs, expected)).await
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
@@ -221,7 +256,7 @@ impl<A: Around> Pool for Decorated<A> {
 
     async fn check_xattrs(&self, kind: FileKind, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let root = PoolPath::root();
-        let call = PoolCall { kind: CallKind::Xattrs, path: &root, bytes: 0 };
+        let call = PoolCall::new(CallKind::Xattrs, &root, 0);
         self.around.around(call, self.inner.check_xattrs(kind, xattrs)).await
     }
 
@@ -243,7 +278,7 @@ impl<A: Around> Pool for Decorated<A> {
 
     async fn space(&self) -> Result<Space> {
         let root = PoolPath::root();
-        self.around.around(PoolCall { kind: CallKind::Space, path: &root, bytes: 0 }, self.inner.space()).await
+        self.around.around(PoolCall::new(CallKind::Space, &root, 0), self.inner.space()).await
     }
 
     async fn layout(&self, path: &PoolPath) -> Result<Option<Layout>> {

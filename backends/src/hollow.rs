@@ -36,6 +36,7 @@ impl HollowPool {
             listed_contents: false,
             streams: false,
             ranged_write: false,
+            parts_ahead: None,
             layouts: false,
             ..names.capabilities().clone()
         };

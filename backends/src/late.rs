@@ -18,8 +18,8 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    Attrs, Capabilities, Content, Error, ErrorKind, Expected, FileKind, Layout, Listing, Pieces, Pool, PoolLocation,
-    PoolPath, RenameMode, Result, SetAttrs, Side, Space, Stat, Version, WorkProgress,
+    Attrs, Capabilities, Content, Error, ErrorKind, Expected, FileKind, Layout, Listing, Part, Pieces, Pool,
+    PoolLocation, PoolPath, RenameMode, Result, SentPart, SetAttrs, Side, Space, Stat, Version, WorkProgress,
 };
 
 /// The shortest pause between two attempts to attach a pool.
@@ -207,6 +207,10 @@ calls_when_attached! {
     stream(path: &PoolPath, version: &Version, range: Range<u64>) -> Content;
     readlink(path: &PoolPath) -> Vec<u8>;
     put(path: &PoolPath, size: u64, content: Pieces<'_>, attrs: &Attrs, expected: &Expected) -> Stat;
+    send_part(name: &str, len: u64, content: Pieces<'_>) -> SentPart;
+    read_part(part: &SentPart, range: Range<u64>) -> Bytes;
+    remove_part(name: &str) -> ();
+    put_parts(path: &PoolPath, parts: Vec<Part<'_>>, attrs: &Attrs, expected: &Expected) -> Stat;
     write_at(path: &PoolPath, offset: u64, data: Bytes) -> Stat;
     sync_file(path: &PoolPath) -> ();
     mkdir(path: &PoolPath, attrs: &Attrs) -> Stat;

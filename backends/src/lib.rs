@@ -25,8 +25,8 @@ pub use late::{AttachTimes, OpenedPool, PoolDescription};
 pub use open::PoolLocation;
 pub use path::{NAME_MAX_BYTES, PoolPath, is_file_name};
 pub use pool::{
-    Content, LISTED_CONTENT_BYTES, Listing, Piece, Pieces, Pool, RESERVED_PREFIX, UNFINISHED_XATTR, XATTRS_MAX_BYTES,
-    unfinished_mark,
+    Content, LISTED_CONTENT_BYTES, Listing, Part, Piece, Pieces, Pool, RESERVED_PREFIX, SentPart, UNFINISHED_XATTR,
+    XATTRS_MAX_BYTES, unfinished_mark,
 };
 pub use types::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Expected, FileKind, Identity, Layout, ListingSupport, Objects,

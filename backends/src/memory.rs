@@ -2,6 +2,7 @@
 //! changes, and a logical clock, so that the same calls give the same answers in every run.
 
 mod content;
+mod parts;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -17,11 +18,12 @@ use parking_lot::Mutex;
 use crate::pieces::PieceOrder;
 use crate::{
     Attrs, Capabilities, ConditionalPut, DirEntry, Error, ErrorKind, Expected, FileKind, LISTED_CONTENT_BYTES, Layout,
-    Listing, ListingSupport, Objects, Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Side, Space, Stat,
-    Version, Versions,
+    Listing, ListingSupport, Objects, Part, Piece, Pieces, Pool, PoolPath, RenameMode, Renames, Result, SentPart,
+    SetAttrs, Side, Space, Stat, Version, Versions,
 };
 
 use content::MemoryContent;
+use parts::MemoryParts;
 use tree::{Body, Outcome, ROOT, Tree};
 
 /// Entries in one page of a listing.
@@ -40,6 +42,7 @@ pub struct MemoryPool {
     /// Bytes that the extended attributes of one object may take.
     xattrs_max: AtomicUsize,
     abandoned: Mutex<BTreeMap<PoolPath, u64>>,
+    parts: Mutex<MemoryParts>,
 }
 
 /// What [`MemoryPool::snapshot`] returns for one object.
@@ -75,6 +78,7 @@ impl MemoryPool {
             layouts: Mutex::default(),
             xattrs_max: AtomicUsize::new(usize::MAX),
             abandoned: Mutex::default(),
+            parts: Mutex::default(),
         }
     }
 
@@ -97,6 +101,7 @@ impl MemoryPool {
             versions: Versions { confirmed_by_reads: true, alone: false, of_directories: true },
             streams: false,
             ranged_write: true,
+            parts_ahead: Some(4096),
             conditional_put: ConditionalPut::Atomic,
             layouts: false,
             time_granularity_ns: 1,
@@ -177,6 +182,29 @@ impl MemoryPool {
         self.xattrs_max.store(bytes, Ordering::Relaxed);
     }
 
+    /// Creates or replaces a file with content that has arrived.
+    fn put_whole(
+        &self,
+        path: &PoolPath,
+        size: u64,
+        pieces: Vec<Piece>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        self.require(attrs.xattrs.is_empty() || self.capabilities.objects.xattrs, "put attributes of", path)?;
+        self.check_all("put attributes of", FileKind::File, &attrs.xattrs)?;
+        self.change("put", path, |tree| {
+            if path.is_root() {
+                return Err(ErrorKind::IsDirectory);
+            }
+            let slot = tree.slot(path)?;
+            check_expected(tree, slot.ino, expected)?;
+            let together = !matches!(expected, Expected::Name(_));
+            let ino = tree.replace(&slot, MemoryContent::from_pieces(size, pieces), attrs, together)?;
+            tree.stat(ino)
+        })
+    }
+
     fn require(&self, able: bool, what: &str, path: &PoolPath) -> Result<()> {
         if able {
             return Ok(());
@@ -189,6 +217,18 @@ impl fmt::Debug for MemoryPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryPool").field("objects", &self.tree.lock().len()).finish_non_exhaustive()
     }
+}
+
+/// All pieces of a stream, checked.
+async fn arrived(size: u64, mut content: Pieces<'_>) -> Result<Vec<Piece>> {
+    let mut order = PieceOrder::new(size);
+    let mut pieces = Vec::new();
+    while let Some(piece) = content.next().await {
+        let piece = piece?;
+        order.check(&piece)?;
+        pieces.push(piece);
+    }
+    Ok(pieces)
 }
 
 fn check_expected(tree: &Tree, ino: Option<tree::Ino>, expected: &Expected) -> Outcome<()> {
@@ -289,29 +329,35 @@ impl Pool for MemoryPool {
         &self,
         path: &PoolPath,
         size: u64,
-        mut content: Pieces<'_>,
+        content: Pieces<'_>,
         attrs: &Attrs,
         expected: &Expected,
     ) -> Result<Stat> {
-        let mut order = PieceOrder::new(size);
-        let mut pieces = Vec::new();
-        while let Some(piece) = content.next().await {
-            let piece = piece?;
-            order.check(&piece)?;
-            pieces.push(piece);
-        }
-        self.require(attrs.xattrs.is_empty() || self.capabilities.objects.xattrs, "put attributes of", path)?;
-        self.check_all("put attributes of", FileKind::File, &attrs.xattrs)?;
-        self.change("put", path, |tree| {
-            if path.is_root() {
-                return Err(ErrorKind::IsDirectory);
-            }
-            let slot = tree.slot(path)?;
-            check_expected(tree, slot.ino, expected)?;
-            let together = !matches!(expected, Expected::Name(_));
-            let ino = tree.replace(&slot, MemoryContent::from_pieces(size, pieces), attrs, together)?;
-            tree.stat(ino)
-        })
+        let pieces = arrived(size, content).await?;
+        self.put_whole(path, size, pieces, attrs, expected)
+    }
+
+    async fn send_part(&self, name: &str, len: u64, content: Pieces<'_>) -> Result<SentPart> {
+        self.keep_part(name, len, content).await
+    }
+
+    async fn read_part(&self, part: &SentPart, range: Range<u64>) -> Result<Bytes> {
+        self.read_kept_part(part, range)
+    }
+
+    async fn remove_part(&self, name: &str) -> Result<()> {
+        self.forget_part(name)
+    }
+
+    async fn put_parts(
+        &self,
+        path: &PoolPath,
+        parts: Vec<Part<'_>>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let (size, pieces) = self.joined(path, parts).await?;
+        self.put_whole(path, size, pieces, attrs, expected)
     }
 
     async fn write_at(&self, path: &PoolPath, offset: u64, data: Bytes) -> Result<Stat> {

@@ -6,11 +6,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
 
 use crate::Version;
 use crate::{
-    Attrs, Capabilities, DirEntry, Expected, FileKind, Layout, PoolPath, RenameMode, Result, SetAttrs, Space, Stat,
-    Time, WorkProgress,
+    Attrs, Capabilities, DirEntry, Error, ErrorKind, Expected, FileKind, Layout, NAME_MAX_BYTES, PoolPath, RenameMode,
+    Result, SetAttrs, Side, Space, Stat, Time, WorkProgress,
 };
 
 /// A piece of an object's content. The gaps between pieces are holes, which read as zeros.
@@ -23,6 +24,52 @@ pub struct Piece {
 
 /// The content of an object: pieces in ascending order that do not overlap.
 pub type Pieces<'a> = BoxStream<'a, Result<Piece>>;
+
+/// A range of content that the pool holds before the object exists: see [`Pool::send_part`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentPart {
+    /// The name that the caller gave it.
+    pub name: String,
+    /// Length in bytes.
+    pub len: u64,
+    /// The pool's mark of this content, by which a replaced part is recognised.
+    pub tag: String,
+}
+
+/// A range of the content of a [`Pool::put_parts`].
+pub enum Part<'a> {
+    /// It was sent before.
+    Sent(SentPart),
+    /// It is sent now: `len` bytes. The offsets of the pieces count from the start of the part.
+    Here { len: u64, content: Pieces<'a> },
+}
+
+/// Whether a part that is sent ahead can have the name.
+pub(crate) fn is_part_name(name: &str) -> bool {
+    (1..=NAME_MAX_BYTES).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+/// The length of all parts; `None` if one that is not the last has less than `least` bytes, or the sum is too large.
+pub(crate) fn parts_len(parts: &[Part<'_>], least: u64) -> Option<u64> {
+    let all_but_last = &parts[..parts.len().saturating_sub(1)];
+    if all_but_last.iter().any(|part| part.len() < least) {
+        return None;
+    }
+    parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.len()))
+}
+
+impl Part<'_> {
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Sent(part) => part.len,
+            Self::Here { len, .. } => *len,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
 
 /// A range of an object's content, in order, in non-empty pieces of any length.
 pub type Content = BoxStream<'static, Result<Bytes>>;
@@ -133,6 +180,38 @@ pub trait Pool: Send + Sync + 'static {
     /// Those of the pool: bytes that were written may be lost, and a later call may not tell that again.
     async fn sync_file(&self, _path: &PoolPath) -> Result<()> {
         Ok(())
+    }
+
+    /// Sends `len` bytes of content before the object that will have them (capability `parts_ahead`). They are durable
+    /// when this returns, and stay until [`Pool::remove_part`]. No listing shows them. `name`: letters, digits and
+    /// hyphens, unique in the pool; a part that has the name is replaced. The offsets of the pieces count from the start
+    /// of the part.
+    async fn send_part(&self, _name: &str, _len: u64, _content: Pieces<'_>) -> Result<SentPart> {
+        Err(Error::new(ErrorKind::Unsupported, Side::Pool, "parts ahead of the object"))
+    }
+
+    /// Reads a range of a part that was sent. Fails with `NotFound` if it was removed, and with `Stale` if it was
+    /// replaced. Returns fewer bytes than requested only at the end of the part.
+    async fn read_part(&self, _part: &SentPart, _range: Range<u64>) -> Result<Bytes> {
+        Err(Error::new(ErrorKind::Unsupported, Side::Pool, "parts ahead of the object"))
+    }
+
+    /// Removes a part. Succeeds if there is none of the name.
+    async fn remove_part(&self, _name: &str) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, Side::Pool, "parts ahead of the object"))
+    }
+
+    /// Like [`Pool::put`], of content in consecutive parts. All but the last have at least as many bytes as the
+    /// capability `parts_ahead` says. The parts that were sent before stay. Fails with `NotFound` or `Stale`, without a
+    /// change, if one of them is gone or was replaced.
+    async fn put_parts(
+        &self,
+        path: &PoolPath,
+        _parts: Vec<Part<'_>>,
+        _attrs: &Attrs,
+        _expected: &Expected,
+    ) -> Result<Stat> {
+        Err(Error::new(ErrorKind::Unsupported, Side::Pool, format!("{path}: parts ahead of the object")))
     }
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat>;

@@ -10,6 +10,7 @@ mod api;
 mod attach;
 mod attributes;
 pub(crate) mod moves;
+mod parts;
 mod probe;
 mod rename;
 mod upload;
@@ -25,7 +26,8 @@ use bytes::Bytes;
 use crate::store::{self, Bucket, StoreCall, StoredObject, client, keys, metadata, requests};
 use crate::{
     Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, ListingSupport, Objects,
-    Pieces, Pool, PoolPath, RenameMode, Renames, Result, SetAttrs, Space, Stat, Time, Version, Versions, WorkProgress,
+    Part, Pieces, Pool, PoolPath, RenameMode, Renames, Result, SentPart, SetAttrs, Space, Stat, Time, Version,
+    Versions, WorkProgress,
 };
 
 pub use crate::store::{Environment, environment};
@@ -76,6 +78,7 @@ impl S3Pool {
             versions: Versions { confirmed_by_reads: true, alone: true, of_directories: false },
             streams: true,
             ranged_write: false,
+            parts_ahead: Some(upload::PART_BYTES),
             conditional_put: match probed.conditional.all() {
                 true => ConditionalPut::Atomic,
                 false => ConditionalPut::Checked,
@@ -273,7 +276,35 @@ impl Pool for S3Pool {
         if !attrs.xattrs.is_empty() {
             return Err(op.error(ErrorKind::Unsupported));
         }
-        op.put(size, content, attrs, expected).await
+        op.put(vec![Part::Here { len: size, content }], attrs, expected).await
+    }
+
+    async fn send_part(&self, name: &str, len: u64, content: Pieces<'_>) -> Result<SentPart> {
+        self.change("send a part to", &PoolPath::root())?;
+        self.bucket.send_part(name, len, content).await
+    }
+
+    async fn read_part(&self, part: &SentPart, range: Range<u64>) -> Result<Bytes> {
+        self.bucket.read_part(part, range).await
+    }
+
+    async fn remove_part(&self, name: &str) -> Result<()> {
+        self.change("remove a part from", &PoolPath::root())?;
+        self.bucket.remove_part(name).await
+    }
+
+    async fn put_parts(
+        &self,
+        path: &PoolPath,
+        parts: Vec<Part<'_>>,
+        attrs: &Attrs,
+        expected: &Expected,
+    ) -> Result<Stat> {
+        let op = self.change("put", path)?;
+        if !attrs.xattrs.is_empty() {
+            return Err(op.error(ErrorKind::Unsupported));
+        }
+        op.put(parts, attrs, expected).await
     }
 
     async fn write_at(&self, path: &PoolPath, _offset: u64, _data: Bytes) -> Result<Stat> {

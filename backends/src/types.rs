@@ -276,6 +276,9 @@ pub struct Capabilities {
     /// Bytes of a long range are passed on as they arrive: it takes no more memory than a short one.
     pub streams: bool,
     pub ranged_write: bool,
+    /// Content can be sent ahead of its object, in parts of at least so many bytes (`Pool::send_part`); the last part of
+    /// an object may be shorter.
+    pub parts_ahead: Option<u64>,
     pub conditional_put: ConditionalPut,
     /// The pool may tell the [`Layout`] of objects.
     pub layouts: bool,
@@ -396,6 +399,7 @@ impl Capabilities {
             ("listings need a request for each name", word(self.listings.ask_each())),
             ("listings include small files", word(self.listed_contents)),
             ("ranged writes", word(self.ranged_write)),
+            ("parts ahead of the object", word(self.parts_ahead.is_some())),
             ("conditional changes", conditional.to_owned()),
             ("directories have versions", word(self.versions.of_directories)),
             ("stripes and storage pools", word(self.layouts)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_backends::decorators::{CallKind, CallLimits, Deadline, Fault, FaultMoment, Metrics, Odds, Throttle};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{ErrorKind, Expected, Piece, Pool, PoolPath, Result, Side, Stat};
+use forebay_backends::{ErrorKind, Expected, Part, Piece, Pool, PoolPath, Result, Side, Stat};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
@@ -223,6 +223,47 @@ mod fault {
         assert!(inner.snapshot().is_empty());
     }
 
+    #[tokio::test]
+    async fn calls_with_parts_fail_before_or_after_they_take_effect() {
+        let inner = memory();
+        let pool = Fault::new(Arc::clone(&inner) as Arc<dyn Pool>, 1);
+        let send = async || pool.send_part("a", 4_096, pieces(&[(0, "one"), (3, "two")])).await;
+        // The call itself, then its pieces.
+        for number in 1..=3 {
+            pool.fail_call(number, FaultMoment::Before);
+            send().await.unwrap_err();
+            assert!(inner.parts().is_empty());
+        }
+        pool.fail_call(1, FaultMoment::After);
+        send().await.unwrap_err();
+        assert_eq!(inner.parts(), ["a"]);
+        let part = send().await.unwrap();
+
+        let put = async || {
+            let end = Part::Here { len: 3, content: pieces(&[(0, "end")]) };
+            let parts = vec![Part::Sent(part.clone()), end];
+            pool.put_parts(&path("f"), parts, &attrs(), &Expected::Absent).await
+        };
+        let odds = |kind, before, after| pool.set_odds(kind, Odds { before, after });
+        odds(CallKind::PutParts, 1.0, 0.0);
+        put().await.unwrap_err();
+        odds(CallKind::PutParts, 0.0, 0.0);
+        odds(CallKind::PutPiece, 1.0, 0.0);
+        put().await.unwrap_err();
+        assert!(inner.snapshot().is_empty());
+        pool.heal();
+        odds(CallKind::PutParts, 0.0, 1.0);
+        put().await.unwrap_err();
+        let content = &inner.snapshot()[&path("f")].content;
+        assert_eq!((&content[..7], &content[4_096..]), (&b"onetwo\0"[..], &b"end"[..]));
+
+        odds(CallKind::ReadPart, 1.0, 0.0);
+        pool.read_part(&part, 0..6).await.unwrap_err();
+        odds(CallKind::RemovePart, 0.0, 1.0);
+        pool.remove_part("a").await.unwrap_err();
+        assert!(inner.parts().is_empty());
+    }
+
     async fn failures(seed: u64, odds: Odds) -> Vec<bool> {
         let pool = Fault::new(memory(), seed);
         pool.set_odds(CallKind::Stat, odds);
@@ -295,6 +336,24 @@ mod metrics {
         let stats = pool.snapshot().of(CallKind::Stat);
         assert_eq!((stats.count, stats.abandoned, pool.in_flight()), (1, 1, 0));
         assert_eq!((stats.total_latency_us, stats.max_latency_us), (7_000, 7_000));
+    }
+
+    #[tokio::test]
+    async fn what_parts_send_is_counted_with_their_calls() {
+        let pool = Metrics::new(memory());
+        let part = pool.send_part("a", 4_096, pieces(&[(0, "one"), (3, "two")])).await.unwrap();
+        pool.read_part(&part, 2..10).await.unwrap();
+        let end = Part::Here { len: 9, content: pieces(&[(0, "end")]) };
+        pool.put_parts(&path("f"), vec![Part::Sent(part), end], &attrs(), &Expected::Absent).await.unwrap();
+        pool.remove_part("a").await.unwrap();
+        let snapshot = pool.snapshot();
+        let of = |kind| {
+            let stats = snapshot.of(kind);
+            (stats.count, stats.bytes_read, stats.bytes_written)
+        };
+        assert_eq!((of(CallKind::SendPart), of(CallKind::ReadPart)), ((1, 0, 6), (1, 8, 0)));
+        assert_eq!((of(CallKind::PutParts), of(CallKind::RemovePart)), ((1, 0, 3), (1, 0, 0)));
+        assert_eq!(of(CallKind::Put), (0, 0, 0));
     }
 
     #[tokio::test]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{Capabilities, ConditionalPut, ErrorKind, Expected, FileKind, Objects, Pool, PoolPath, Renames};
+use forebay_backends::{
+    Capabilities, ConditionalPut, ErrorKind, Expected, FileKind, Objects, Part, Pool, PoolPath, Renames,
+};
 
 use common::{attrs, path, pieces};
 
@@ -21,6 +23,7 @@ async fn memory_pool_without_capabilities_conforms() {
         objects: Objects { symlink_times: true, sparse: true, ..Objects::default() },
         renames: Renames::Unable,
         ranged_write: false,
+        parts_ahead: None,
         conditional_put: ConditionalPut::Checked,
         ..MemoryPool::all_capabilities()
     };
@@ -48,6 +51,19 @@ async fn snapshot_shows_the_whole_tree() {
     assert_eq!(snapshot[&path("g")].content, Bytes::from_static(b"\0abc\0"));
     assert_eq!((snapshot[&path("g")].nlink, snapshot[&path("g")].kind), (2, FileKind::File));
     assert_eq!(snapshot[&path("l")].target, b"d/f");
+}
+
+#[tokio::test]
+async fn parts_that_were_sent_have_names_and_are_not_in_the_tree() {
+    let pool = MemoryPool::new();
+    pool.send_part("b", 3, pieces(&[(0, "abc")])).await.unwrap();
+    let part = pool.send_part("a", 5, pieces(&[(1, "def")])).await.unwrap();
+    assert_eq!(pool.parts(), ["a", "b"]);
+    assert!(pool.snapshot().is_empty());
+    pool.remove_part("b").await.unwrap();
+    pool.put_parts(&path("f"), vec![Part::Sent(part)], &attrs(), &Expected::Absent).await.unwrap();
+    assert_eq!(pool.parts(), ["a"], "parts stay until they are removed");
+    assert_eq!(pool.snapshot()[&path("f")].content, Bytes::from_static(b"\0def\0"));
 }
 
 #[tokio::test]

@@ -191,7 +191,8 @@ async fn what_is_written_through_can_be_renamed_cut_emptied_and_removed() {
 async fn where_it_cannot_be_written_through_a_write_fails_with_the_numbers() {
     let manual = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
     for case in ["no ranges", "manual", "down"] {
-        let can = Capabilities { ranged_write: case != "no ranges", ..MemoryPool::all_capabilities() };
+        let ranged_write = case != "no ranges";
+        let can = Capabilities { ranged_write, parts_ahead: None, ..MemoryPool::all_capabilities() };
         let fixture = Fixture::over(MemoryPool::with_capabilities(can));
         let mut options = options(&fixture);
         if case == "manual" {

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Content, DirEntry, Layout, Listing, Piece, PoolPath, Space, Stat};
+use crate::{Content, DirEntry, Layout, Listing, Piece, PoolPath, SentPart, Space, Stat};
 
 /// The calls of a pool, and the kinds of steps within a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub enum CallKind {
     ReadPiece,
     Readlink,
     Put,
-    /// One piece that a `put` sends to the pool.
+    /// One piece that a `put`, a `send_part` or a `put_parts` sends to the pool.
     PutPiece,
     WriteAt,
     SyncFile,
@@ -39,10 +39,14 @@ pub enum CallKind {
     SyncDir,
     Space,
     Layout,
+    SendPart,
+    ReadPart,
+    RemovePart,
+    PutParts,
 }
 
 impl CallKind {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 28] = [
         Self::Stat,
         Self::List,
         Self::ListPage,
@@ -67,6 +71,10 @@ impl CallKind {
         Self::SyncDir,
         Self::Space,
         Self::Layout,
+        Self::SendPart,
+        Self::ReadPart,
+        Self::RemovePart,
+        Self::PutParts,
     ];
 
     pub fn name(self) -> &'static str {
@@ -95,6 +103,10 @@ impl CallKind {
             Self::SyncDir => "sync_dir",
             Self::Space => "space",
             Self::Layout => "layout",
+            Self::SendPart => "send_part",
+            Self::ReadPart => "read_part",
+            Self::RemovePart => "remove_part",
+            Self::PutParts => "put_parts",
         }
     }
 
@@ -119,12 +131,16 @@ impl CallKind {
                 | Self::SyncDir
                 | Self::Space
                 | Self::Layout
+                | Self::ReadPart
         )
     }
 
     /// Whether it transfers content, so that its time limit depends on its length.
     pub fn moves_data(self) -> bool {
-        matches!(self, Self::Read | Self::ReadPiece | Self::Put | Self::WriteAt)
+        matches!(
+            self,
+            Self::Read | Self::ReadPiece | Self::Put | Self::WriteAt | Self::SendPart | Self::ReadPart | Self::PutParts
+        )
     }
 }
 
@@ -138,11 +154,24 @@ impl fmt::Display for CallKind {
 #[derive(Debug, Clone, Copy)]
 pub struct PoolCall<'a> {
     pub kind: CallKind,
-    /// The object; for a link the new name, for a rename the old one.
+    /// The call that a step belongs to; otherwise the call itself.
+    pub within: CallKind,
+    /// The object; for a link the new name, for a rename the old one; the root for a part that is sent ahead.
     pub path: &'a PoolPath,
     /// The most content bytes that the call can transfer: the range of a read, the size of a `put` including its
     /// holes.
     pub bytes: u64,
+}
+
+impl<'a> PoolCall<'a> {
+    pub(super) fn new(kind: CallKind, path: &'a PoolPath, bytes: u64) -> Self {
+        Self { kind, within: kind, path, bytes }
+    }
+
+    /// A step within a call.
+    pub(super) fn step(kind: CallKind, within: CallKind, path: &'a PoolPath, bytes: u64) -> Self {
+        Self { kind, within, path, bytes }
+    }
 }
 
 impl fmt::Display for PoolCall<'_> {
@@ -179,6 +208,7 @@ impl PoolAnswer for Option<Vec<DirEntry>> {
 
 impl PoolAnswer for Content {}
 impl PoolAnswer for Stat {}
+impl PoolAnswer for SentPart {}
 impl PoolAnswer for bool {}
 impl PoolAnswer for u64 {}
 impl PoolAnswer for Listing {}

@@ -223,13 +223,13 @@ impl Around for CallCounters {
         inner: BoxFuture<'a, Result<T>>,
     ) -> BoxFuture<'a, Result<T>> {
         if call.kind == CallKind::PutPiece {
-            self.of(CallKind::Put).bytes_written.fetch_add(call.bytes, Ordering::Relaxed);
+            self.of(call.within).bytes_written.fetch_add(call.bytes, Ordering::Relaxed);
             return inner;
         }
         if call.kind == CallKind::ReadPiece {
             return async move {
                 let answer = inner.await;
-                let counter = self.of(CallKind::Read);
+                let counter = self.of(call.within);
                 match &answer {
                     Ok(answer) => counter.bytes_read.fetch_add(answer.content_bytes(), Ordering::Relaxed),
                     Err(error) => {

@@ -72,6 +72,7 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
             streams: false,
             ranged_write: true,
+            parts_ahead: None,
             conditional_put: if local { ConditionalPut::Atomic } else { ConditionalPut::Checked },
             layouts: striped.is_some(),
             time_granularity_ns: if striped == Some(Striped::BeeGfs) { BEEGFS_TIME_NS } else { tick_ns() },

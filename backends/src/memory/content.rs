@@ -22,6 +22,11 @@ impl MemoryContent {
         Self { size, extents }
     }
 
+    /// What is not a hole.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.extents.iter().map(|(offset, data)| Piece { offset: *offset, data: data.clone() })
+    }
+
     pub(super) fn size(&self) -> u64 {
         self.size
     }

@@ -190,6 +190,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
         streams: false,
         ranged_write: true,
+        parts_ahead: None,
         conditional_put: ConditionalPut::Checked,
         layouts: false,
         time_granularity_ns: u32::try_from(delta).unwrap_or(u32::MAX).max(1),

@@ -21,6 +21,7 @@ const COPY_SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-sou
 const METADATA_DIRECTIVE: HeaderName = HeaderName::from_static("x-amz-metadata-directive");
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-crc32c");
 const CHECKSUM_ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
+const CHECKSUM_TYPE: HeaderName = HeaderName::from_static("x-amz-checksum-type");
 
 /// The condition on a key under which a change is made.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +46,15 @@ impl Condition<'_> {
     pub(super) fn is_sent(&self) -> bool {
         matches!(self, Self::Absent | Self::Etag(_))
     }
+}
+
+/// What the checksum of an object that is uploaded in parts is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChecksumOf {
+    /// The checksums of the parts: the server's default.
+    Parts,
+    /// The content.
+    Content,
 }
 
 /// A part of an upload that the server has received.
@@ -135,9 +145,17 @@ impl Client {
     }
 
     /// Begins an upload in parts. Returns its id.
-    pub(super) async fn begin_upload(&self, key: &str, meta: &Meta) -> Result<String, StoreRefusal> {
+    pub(super) async fn begin_upload(
+        &self,
+        key: &str,
+        meta: &Meta,
+        checksum: ChecksumOf,
+    ) -> Result<String, StoreRefusal> {
         let mut call =
             StoreRequest::new(Method::POST, key).query("uploads", "").header(CHECKSUM_ALGORITHM, "CRC32C")?;
+        if checksum == ChecksumOf::Content {
+            call = call.header(CHECKSUM_TYPE, "FULL_OBJECT")?;
+        }
         meta.write(&mut call.headers);
         let answer = self.send(call).await?;
         Ok(parse::<Begun>(&answer)?.upload_id)

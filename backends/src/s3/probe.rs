@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::{ErrorKind, RESERVED_PREFIX};
 
-use super::api::Condition;
+use super::api::{ChecksumOf, Condition};
 use super::client::{Client, StoreRefusal};
 use super::metadata::{Meta, Object};
 
@@ -103,7 +103,7 @@ async fn conditions(client: &Client, key: &str) -> Result<Conditional, StoreRefu
     // A part smaller than the minimum is allowed if it is the last one.
     let upload = async |condition| {
         let meta = Meta::scratch();
-        let id = client.begin_upload(key, &meta).await?;
+        let id = client.begin_upload(key, &meta, ChecksumOf::Parts).await?;
         let made = async {
             let part = client.put_part(key, &id, 1, Bytes::from_static(b"probe")).await?;
             client.complete_upload(key, &id, &[part], &meta, condition).await

@@ -3,35 +3,37 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use crate::pieces::PieceOrder;
-use crate::{Attrs, Error, ErrorKind, Expected, FileKind, Piece, Pieces, Result, Stat, Time};
+use crate::{Attrs, Error, ErrorKind, Expected, FileKind, Part, Piece, Pieces, Result, Stat, Time};
 
-use super::api::{Condition, UploadedPart};
+use super::api::{ChecksumOf, Condition, UploadedPart};
 use super::client::{Client, StoreRefusal};
 use super::metadata::{Meta, Object};
+use super::parts::{Cut, refused_copy};
 use super::probe::{Conditional, TargetCondition};
-use super::{StoreCall, StoredObject};
+use super::{Bucket, StoreCall, StoredObject};
 
 /// Content up to this size is sent in one request.
-const PART_BYTES: u64 = 8 << 20;
+pub(super) const PART_BYTES: u64 = 8 << 20;
 /// The most parts of an upload, by the S3 API reference.
-const PARTS_MAX: u64 = 10_000;
+pub(super) const PARTS_MAX: u64 = 10_000;
 /// Parts that are sent concurrently: with the size of a part, this bounds the memory.
-const PARTS_AT_ONCE: usize = 4;
+pub(super) const PARTS_AT_ONCE: usize = 4;
 /// The most bytes that one request can copy, by the S3 API reference: 5 GiB.
 const COPY_MAX_BYTES: u64 = 5 << 30;
-const COPY_PART_BYTES: u64 = 1 << 30;
+pub(super) const COPY_PART_BYTES: u64 = 1 << 30;
 
-/// The size of each part but the last of an upload of `size` bytes.
-fn part_bytes(size: u64) -> u64 {
-    PART_BYTES.max(size.div_ceil(PARTS_MAX).next_multiple_of(1 << 20))
+/// The size of each part but the last of an upload of `size` bytes in `most` parts.
+pub(super) fn part_bytes(size: u64, most: u64) -> u64 {
+    PART_BYTES.max(size.div_ceil(most).next_multiple_of(1 << 20))
 }
 
 /// An upload that is aborted unless it is completed, so that the server does not keep its parts.
-struct MultipartUpload {
+pub(super) struct MultipartUpload {
     client: Arc<Client>,
     key: String,
     id: String,
@@ -39,12 +41,17 @@ struct MultipartUpload {
 }
 
 impl MultipartUpload {
-    async fn begin(client: &Arc<Client>, key: &str, meta: &Meta) -> Result<Self, StoreRefusal> {
-        let id = client.begin_upload(key, meta).await?;
+    pub(super) async fn begin(
+        client: &Arc<Client>,
+        key: &str,
+        meta: &Meta,
+        checksum: ChecksumOf,
+    ) -> Result<Self, StoreRefusal> {
+        let id = client.begin_upload(key, meta, checksum).await?;
         Ok(Self { client: Arc::clone(client), key: key.to_owned(), id, completed: false })
     }
 
-    async fn complete(
+    pub(super) async fn complete(
         mut self,
         mut parts: Vec<UploadedPart>,
         meta: &Meta,
@@ -73,7 +80,7 @@ impl Drop for MultipartUpload {
 }
 
 /// Cuts a stream of pieces with holes into parts without holes.
-struct UploadParts<'a> {
+pub(super) struct UploadParts<'a> {
     pieces: Pieces<'a>,
     order: PieceOrder,
     size: u64,
@@ -83,12 +90,12 @@ struct UploadParts<'a> {
 }
 
 impl<'a> UploadParts<'a> {
-    fn new(pieces: Pieces<'a>, size: u64) -> Self {
+    pub(super) fn new(pieces: Pieces<'a>, size: u64) -> Self {
         Self { pieces, order: PieceOrder::new(size), size, at: 0, rest: None }
     }
 
     /// The next `most` bytes, or the rest.
-    async fn next(&mut self, most: u64) -> Result<Bytes> {
+    pub(super) async fn next(&mut self, most: u64) -> Result<Bytes> {
         let end = self.at.saturating_add(most).min(self.size);
         let mut part = BytesMut::new();
         while let Some(mut piece) = self.piece().await? {
@@ -129,19 +136,93 @@ impl<'a> UploadParts<'a> {
     }
 
     /// Reads the rest of the stream after the last part. It may contain an error, but no more content.
-    async fn finish(&mut self) -> Result<()> {
+    pub(super) async fn finish(&mut self) -> Result<()> {
         while self.piece().await?.is_some() {}
         Ok(())
     }
 }
 
+impl MultipartUpload {
+    /// Sends the parts of an upload, several at a time. `refused` makes an error of the server's answer.
+    pub(super) async fn send(
+        &self,
+        bucket: &Bucket,
+        content: Vec<Part<'_>>,
+        cut: &Cut,
+        refused: &(dyn Fn(StoreRefusal) -> Error + Sync),
+    ) -> Result<Vec<UploadedPart>> {
+        let (client, key, id) = (&self.client, &self.key, &self.id);
+        let mut on_their_way = PartsOnTheirWay { begun: FuturesUnordered::new(), sent: Vec::new() };
+        let (last, mut number) = (content.len().saturating_sub(1), 0);
+        for (n, part) in content.into_iter().enumerate() {
+            let ranges = cut.ranges(&part, n == last);
+            match part {
+                Part::Here { len, content } => {
+                    let mut content = UploadParts::new(content, len);
+                    for range in ranges {
+                        let body = content.next(range.end - range.start).await?;
+                        number += 1;
+                        let part = async move { client.put_part(key, id, number, body).await.map_err(refused) };
+                        on_their_way.begin(part.boxed()).await?;
+                    }
+                    content.finish().await?;
+                }
+                Part::Sent(part) if part.len == 0 => bucket.expect_part(&part).await?,
+                Part::Sent(part) => {
+                    for range in ranges {
+                        let (from, part) = (bucket.part_key(&part.name), part.clone());
+                        number += 1;
+                        let copied = async move {
+                            let copied = client.copy_part((&from, &part.tag), range, key, id, number).await;
+                            let copied = copied.map_err(|refusal| refused_copy(refusal, &from, refused))?;
+                            // Ceph's gateway copies from any object that is there.
+                            bucket.expect_part(&part).await?;
+                            Ok(copied)
+                        };
+                        on_their_way.begin(copied.boxed()).await?;
+                    }
+                }
+            }
+        }
+        on_their_way.all().await
+    }
+}
+
+/// Parts that are sent at the same time.
+struct PartsOnTheirWay<'a> {
+    begun: FuturesUnordered<BoxFuture<'a, Result<UploadedPart>>>,
+    sent: Vec<UploadedPart>,
+}
+
+impl<'a> PartsOnTheirWay<'a> {
+    /// Adds a part. Waits while too many are on their way.
+    async fn begin(&mut self, part: BoxFuture<'a, Result<UploadedPart>>) -> Result<()> {
+        self.begun.push(part);
+        if self.begun.len() >= PARTS_AT_ONCE
+            && let Some(part) = self.begun.next().await
+        {
+            self.sent.push(part?);
+        }
+        Ok(())
+    }
+
+    async fn all(mut self) -> Result<Vec<UploadedPart>> {
+        while let Some(part) = self.begun.next().await {
+            self.sent.push(part?);
+        }
+        Ok(self.sent)
+    }
+}
+
 impl StoreCall<'_> {
-    pub(super) async fn put(&self, size: u64, content: Pieces<'_>, attrs: &Attrs, expected: &Expected) -> Result<Stat> {
+    /// Creates or replaces an object whose content is the parts, one after the other.
+    pub(super) async fn put(&self, content: Vec<Part<'_>>, attrs: &Attrs, expected: &Expected) -> Result<Stat> {
         if self.path.is_root() {
             return Err(self.error(ErrorKind::IsDirectory));
         }
+        let cut = Cut::of(&content).map_err(|refusal| self.refused(refusal))?;
         self.parent().await?;
-        let _room = self.bucket.client.room(size.min(part_bytes(size) * PARTS_AT_ONCE as u64)).await;
+        let _room = self.bucket.client.room(cut.memory_bytes()).await;
         let there = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
         if matches!(there, StoredObject::Directory(_)) && *expected == Expected::Anything {
             return Err(self.error(ErrorKind::IsDirectory));
@@ -153,21 +234,21 @@ impl StoreCall<'_> {
         }
         let there = if let StoredObject::Object(object) = there { Some(object) } else { None };
         let meta = Meta::new(FileKind::File, 0, attrs, Time::now());
-        let mut parts = UploadParts::new(content, size);
         let refused = |refusal: StoreRefusal| match refusal.is(ErrorKind::Conflict) {
             // Any object may be replaced: a retry finds what another client wrote while the answer was lost.
             true if *expected == Expected::Anything => self.error(ErrorKind::Busy),
             true => self.error(ErrorKind::Conflict),
             false => self.refused(refusal),
         };
-        let etag = if size <= PART_BYTES {
-            let body = parts.next(size).await?;
-            parts.finish().await?;
+        let etag = if cut.is_whole {
+            let body = self.bucket.whole(content).await?;
             let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.put);
             self.bucket.client.put(&self.place.key, body, &meta, condition).await.map_err(refused)?
         } else {
-            let upload = MultipartUpload::begin(&self.bucket.client, &self.place.key, &meta).await.map_err(refused)?;
-            let sent = self.send_parts(&upload, parts, part_bytes(size)).await?;
+            let upload = MultipartUpload::begin(&self.bucket.client, &self.place.key, &meta, ChecksumOf::Parts)
+                .await
+                .map_err(refused)?;
+            let sent = upload.send(self.bucket, content, &cut, &|refusal| self.refused(refusal)).await?;
             let condition = self.condition(expected, there.as_ref(), self.bucket.conditional.complete);
             if !condition.is_sent() {
                 let now = self.bucket.find(&self.place).await.map_err(|refusal| self.refused(refusal))?;
@@ -175,35 +256,7 @@ impl StoreCall<'_> {
             }
             upload.complete(sent, &meta, condition).await.map_err(refused)?
         };
-        self.made(&self.place.key, Object::written_now(etag, size, meta), false).await
-    }
-
-    async fn send_parts(
-        &self,
-        upload: &MultipartUpload,
-        mut parts: UploadParts<'_>,
-        part_bytes: u64,
-    ) -> Result<Vec<UploadedPart>> {
-        let mut on_their_way = FuturesUnordered::new();
-        let mut sent = Vec::new();
-        let mut number = 0;
-        let refused = |refusal: StoreRefusal| -> Error { self.refused(refusal) };
-        while parts.at < parts.size {
-            let body = parts.next(part_bytes).await?;
-            number += 1;
-            let (client, key, id) = (&upload.client, &upload.key, &upload.id);
-            on_their_way.push(async move { client.put_part(key, id, number, body).await });
-            if on_their_way.len() >= PARTS_AT_ONCE
-                && let Some(part) = on_their_way.next().await
-            {
-                sent.push(part.map_err(refused)?);
-            }
-        }
-        parts.finish().await?;
-        while let Some(part) = on_their_way.next().await {
-            sent.push(part.map_err(refused)?);
-        }
-        Ok(sent)
+        self.made(&self.place.key, Object::written_now(etag, cut.size, meta), false).await
     }
 }
 
@@ -231,7 +284,7 @@ impl CopyTarget<'_> {
         if object.size <= COPY_MAX_BYTES {
             return client.copy(source, self.key, self.meta, wanted.heeded(self.conditional.copy)).await;
         }
-        let upload = MultipartUpload::begin(client, self.key, self.meta).await?;
+        let upload = MultipartUpload::begin(client, self.key, self.meta, ChecksumOf::Parts).await?;
         let parts = copy_parts(&upload, source, object.size, COPY_PART_BYTES).await?;
         upload.complete(parts, self.meta, wanted.heeded(self.conditional.complete)).await
     }
@@ -244,15 +297,16 @@ impl CopyTarget<'_> {
         kept: u64,
         size: u64,
     ) -> Result<String, StoreRefusal> {
-        let upload = MultipartUpload::begin(client, self.key, self.meta).await?;
+        let upload = MultipartUpload::begin(client, self.key, self.meta, ChecksumOf::Parts).await?;
         // All parts but the last have at least 5 MiB. A remainder smaller than a part is read, and written together
         // with what follows.
         let whole = kept / PART_BYTES * PART_BYTES;
         let source = (self.key, object.etag.as_str());
-        let mut parts = copy_parts(&upload, source, whole, COPY_PART_BYTES.max(part_bytes(size))).await?;
+        let each = part_bytes(size, PARTS_MAX);
+        let mut parts = copy_parts(&upload, source, whole, COPY_PART_BYTES.max(each)).await?;
         let (mut number, mut at) = (parts.len() as u32, whole);
         while at < size {
-            let end = (at + part_bytes(size)).min(size);
+            let end = (at + each).min(size);
             let mut body = BytesMut::new();
             if at < kept {
                 body.extend_from_slice(&client.get(source.0, source.1, at..kept.min(end)).await?.1);
@@ -290,7 +344,7 @@ mod tests {
     #[test]
     fn uploads_never_have_too_many_parts() {
         for size in [1, PART_BYTES, 80 << 30, (80 << 30) + 1, 5 << 40] {
-            let part = part_bytes(size);
+            let part = part_bytes(size, PARTS_MAX);
             assert!(size.div_ceil(part) <= PARTS_MAX && part >= PART_BYTES && part.is_multiple_of(1 << 20), "{size}");
         }
     }

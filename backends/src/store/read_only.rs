@@ -79,6 +79,7 @@ impl StorePool {
             versions: Versions { confirmed_by_reads: false, alone: bucket.web.is_none(), of_directories: false },
             streams: true,
             ranged_write: false,
+            parts_ahead: None,
             conditional_put: ConditionalPut::Checked,
             layouts: false,
             time_granularity_ns: 1_000_000_000,

@@ -18,12 +18,14 @@ pub struct Batch<'a> {
     pub(super) names: Vec<Vec<u8>>,
     /// Users for whom this batch adds entries to the queue.
     pub(super) queued_for: BTreeSet<u32>,
+    /// Parts are to be removed from the pool after this batch.
+    pub(super) parts_leave: bool,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(catalog: &'a Catalog) -> Self {
         let (found, names, queued_for) = Default::default();
-        Self { catalog, inner: WriteBatch::default(), found, names, queued_for }
+        Self { catalog, inner: WriteBatch::default(), found, names, queued_for, parts_leave: false }
     }
 
     pub fn is_empty(&self) -> bool {

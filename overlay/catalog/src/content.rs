@@ -193,6 +193,7 @@ impl Batch<'_> {
             self.delete_groups(id, &record);
         }
         self.delete_raw(cf::RESIDENCY, &id.0.to_be_bytes());
+        self.delete_spilled(id);
         if let Some(lost) = self.catalog.lost(id) {
             self.forget_lost(id, &lost);
         }

@@ -10,6 +10,7 @@
 mod allocations;
 mod batch;
 mod boot;
+mod cf;
 mod content;
 mod ids;
 mod ino;
@@ -20,6 +21,7 @@ mod queue;
 pub mod rebuild;
 mod recent;
 mod records;
+mod spilled;
 mod state;
 
 use std::path::Path;
@@ -51,6 +53,7 @@ pub use records::{
     Xattrs, unmatched,
 };
 pub use records::{append, decode, decode_first, encode};
+pub use spilled::{Spilled, SpilledRange};
 pub use state::FileState;
 
 /// The layout of the records; a catalog of another format is refused.
@@ -61,37 +64,6 @@ const BLOCK_CACHE_BYTES: usize = 8 << 20;
 const WRITE_BUFFER_BYTES: usize = 8 << 20;
 /// The most write buffer memory of one column family.
 const FAMILY_BUFFER_BYTES: usize = 4 << 20;
-
-mod cf {
-    /// `Ino` → `InodeRecord`.
-    pub const INODES: &str = "inodes";
-    /// `Ino` of the directory + name → `NameRecord`.
-    pub const NAMES: &str = "names";
-    /// `ContentId` → the head of a `ContentRecord`.
-    pub const RESIDENCY: &str = "residency";
-    /// `ContentId` + number of a group of chunks → their checksums.
-    pub const CHUNKS: &str = "chunks";
-    /// Intents: `i` + `Ino` or `n` + `Ino` of the directory + name → `IntentRecord`.
-    pub const INTENTS: &str = "intents";
-    /// User + lane + time + key of the intent → `Wait`.
-    pub const QUEUE: &str = "queue";
-    /// `Ino` → `Leases`.
-    pub const LEASES: &str = "leases";
-    /// `ContentId` → `Lost`.
-    pub const LOST: &str = "lost";
-    /// Identity of a pool object that has several names → `Ino`.
-    pub const OBJECTS: &str = "objects";
-    /// `h` + number → the head of a job; `f` + number → the files that it used.
-    pub const JOBS: &str = "jobs";
-    /// `h` + signature → the head of a profile; `p` + signature → the profile.
-    pub const PROFILES: &str = "profiles";
-    /// Name → `AllocationRecord`.
-    pub const ALLOCATIONS: &str = "allocations";
-    /// Single facts, by name.
-    pub const META: &str = "meta";
-    pub const ALL: [&str; 13] =
-        [INODES, NAMES, RESIDENCY, CHUNKS, LOST, INTENTS, QUEUE, LEASES, OBJECTS, JOBS, PROFILES, ALLOCATIONS, META];
-}
 
 /// A difference between overlay and pool.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,6 +99,8 @@ pub struct Catalog {
     synced_changes: AtomicU64,
     /// Notified by each change.
     changed: tokio::sync::Notify,
+    /// Notified when a part in the pool may have to be removed.
+    parts_leave: tokio::sync::Notify,
     /// Calls of [`Self::sync_written`]; `sync_done` counts those that were served.
     sync_asked: AtomicU64,
     sync_done: parking_lot::Mutex<u64>,
@@ -190,6 +164,7 @@ impl Catalog {
             generation: 0,
             synced_changes: AtomicU64::new(u64::MAX),
             changed: tokio::sync::Notify::new(),
+            parts_leave: tokio::sync::Notify::new(),
             sync_asked: AtomicU64::new(0),
             sync_done: parking_lot::Mutex::new(0),
             first: parking_lot::Mutex::default(),
@@ -277,6 +252,9 @@ impl Catalog {
         written?;
         self.lost.forget(&batch.found);
         self.queue.was_added(&batch.queued_for);
+        if batch.parts_leave {
+            self.announce_leaving_parts();
+        }
         self.announce_change();
         Ok(())
     }

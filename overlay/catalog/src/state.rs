@@ -11,13 +11,17 @@
 //!
 //! `moved` changes the content file of whole content, and nothing else.
 //!
-//! A file that does not fit into the fast pool is written through to the pool's copy: `begin_write_through` leads from
-//! Absent to WrittenThrough, and `end_write_through` back. Meanwhile no bytes are resident and none can be fetched, so
+//! A file that does not fit into the fast pool is written through to the pool's copy, if the pool can write ranges:
+//! `begin_write_through` leads from Absent to WrittenThrough, and `end_write_through` back. Meanwhile no bytes are resident and none can be fetched, so
 //! there is nothing that could differ from the pool's copy.
+//!
+//! If the pool cannot write ranges but takes parts ahead of an object, `spill` leads from Dirty to Spilled: ranges of the
+//! content are in parts in the pool (`Spilled` in the catalog), and the content file has holes there. `unspill` leads back
+//! when no range is left, and `flushed_in_parts` to Absent when the pool has the file.
 //!
 //! Dirty content cannot be evicted and cannot be replaced by the pool's: there is no such transition.
 //!
-//! Dirty content is always whole: a partial file is completed before it is modified. A partial dirty file could show
+//! Dirty content is always whole, on the fast pool and in parts: a partial file is completed before it is modified. A partial dirty file could show
 //! zeros or old bytes after a power cut, and recovery would need two sets of extents. The price is that the first write
 //! to a large file that is not resident fetches it.
 //!
@@ -40,6 +44,8 @@ enum FileStateKind {
     Dirty { content: ContentId, since: u64 },
     /// No bytes are resident, and programs of this node write to the pool's copy. The record may be one write behind.
     WrittenThrough,
+    /// As `Dirty`, but some ranges are in parts in the pool instead of the content file.
+    Spilled { content: ContentId, since: u64 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +89,7 @@ impl FileState {
     pub fn modify(self, now: u64) -> Result<Self, Illegal> {
         match self.0 {
             FileStateKind::Resident(content) => Ok(Self(FileStateKind::Dirty { content, since: now })),
-            FileStateKind::Dirty { .. } => Ok(self),
+            FileStateKind::Dirty { .. } | FileStateKind::Spilled { .. } => Ok(self),
             _ => Err(self.illegal("modify")),
         }
     }
@@ -91,7 +97,7 @@ impl FileState {
     /// All content is replaced by a new content file.
     pub fn replace(self, content: ContentId, now: u64) -> Self {
         let since = match self.0 {
-            FileStateKind::Dirty { since, .. } => since,
+            FileStateKind::Dirty { since, .. } | FileStateKind::Spilled { since, .. } => since,
             _ => now,
         };
         Self(FileStateKind::Dirty { content, since })
@@ -114,6 +120,31 @@ impl FileState {
         }
     }
 
+    /// Ranges of the content were sent to the pool in parts.
+    pub fn spill(self) -> Result<Self, Illegal> {
+        match self.0 {
+            FileStateKind::Dirty { content, since } => Ok(Self(FileStateKind::Spilled { content, since })),
+            FileStateKind::Spilled { .. } => Ok(self),
+            _ => Err(self.illegal("spill")),
+        }
+    }
+
+    /// The content file has all bytes again.
+    pub fn unspill(self) -> Result<Self, Illegal> {
+        match self.0 {
+            FileStateKind::Spilled { content, since } => Ok(Self(FileStateKind::Dirty { content, since })),
+            _ => Err(self.illegal("unspill")),
+        }
+    }
+
+    /// The pool has exactly the spilled content. Returns the content file to remove.
+    pub fn flushed_in_parts(self) -> Result<(Self, ContentId), Illegal> {
+        match self.0 {
+            FileStateKind::Spilled { content, .. } => Ok((Self(FileStateKind::Absent), content)),
+            _ => Err(self.illegal("flushed_in_parts")),
+        }
+    }
+
     /// Gives up the resident bytes. Returns the content file to remove.
     pub fn evict(self) -> Result<(Self, ContentId), Illegal> {
         match self.0 {
@@ -131,7 +162,7 @@ impl FileState {
             FileStateKind::Partial(content) | FileStateKind::Resident(content) => {
                 Ok((Self(FileStateKind::Absent), Some(content)))
             }
-            FileStateKind::Dirty { .. } => Err(self.illegal("pool_changed")),
+            FileStateKind::Dirty { .. } | FileStateKind::Spilled { .. } => Err(self.illegal("pool_changed")),
         }
     }
 
@@ -156,15 +187,17 @@ impl FileState {
             FileStateKind::Absent | FileStateKind::WrittenThrough => None,
             FileStateKind::Partial(content)
             | FileStateKind::Resident(content)
-            | FileStateKind::Dirty { content, .. } => Some(content),
+            | FileStateKind::Dirty { content, .. }
+            | FileStateKind::Spilled { content, .. } => Some(content),
         }
     }
 
+    /// Returns whether the pool's copy is older than the content, or does not exist.
     pub fn is_dirty(self) -> bool {
-        matches!(self.0, FileStateKind::Dirty { .. })
+        matches!(self.0, FileStateKind::Dirty { .. } | FileStateKind::Spilled { .. })
     }
 
-    /// Returns whether all bytes are resident.
+    /// Returns whether all bytes are in the content file.
     pub fn is_whole(self) -> bool {
         matches!(self.0, FileStateKind::Resident(_) | FileStateKind::Dirty { .. })
     }
@@ -182,6 +215,11 @@ impl FileState {
         matches!(self.0, FileStateKind::WrittenThrough)
     }
 
+    /// Returns whether ranges of dirty content are in parts in the pool.
+    pub fn is_spilled(self) -> bool {
+        matches!(self.0, FileStateKind::Spilled { .. })
+    }
+
     fn name(self) -> &'static str {
         match self.0 {
             FileStateKind::Absent => "absent",
@@ -189,6 +227,7 @@ impl FileState {
             FileStateKind::Resident(_) => "resident",
             FileStateKind::Dirty { .. } => "dirty",
             FileStateKind::WrittenThrough => "written through",
+            FileStateKind::Spilled { .. } => "spilled",
         }
     }
 
@@ -221,22 +260,26 @@ mod tests {
         PoolChanged,
         BeginWriteThrough,
         EndWriteThrough,
+        Spill,
+        Unspill,
+        FlushedInParts,
     }
 
     fn step() -> impl Strategy<Value = Step> {
         use Step::*;
         let all = [BeginFetch, Complete, Modify, Moved, Replace, Flushed, Evict, PoolChanged];
-        prop::sample::select([&all[..], &[BeginWriteThrough, EndWriteThrough]].concat())
+        prop::sample::select([&all[..], &[BeginWriteThrough, EndWriteThrough, Spill, Unspill, FlushedInParts]].concat())
     }
 
     proptest! {
-        /// Compares the state machine with a model of four facts: resident bytes (none, some, all), whether they are
-        /// newer than the pool's, the content file, and whether programs write to the pool's copy.
+        /// Compares the state machine with a model of five facts: resident bytes (none, some, all), whether they are
+        /// newer than the pool's, the content file, whether programs write to the pool's copy, and whether bytes are in
+        /// parts.
         #[test]
         fn no_step_loses_newer_bytes(steps in prop::collection::vec(step(), 1..60)) {
             let mut state = FileState::absent();
             let (mut here, mut newer, mut content, mut next) = (0u8, false, None, 0u64);
-            let mut through = false;
+            let (mut through, mut parts) = (false, false);
             for step in steps {
                 next += 1;
                 let before = state;
@@ -251,14 +294,20 @@ mod tests {
                     Step::PoolChanged => state.pool_changed().map(|(s, _)| s),
                     Step::BeginWriteThrough => state.begin_write_through(),
                     Step::EndWriteThrough => state.end_write_through(),
+                    Step::Spill => state.spill(),
+                    Step::Unspill => state.unspill(),
+                    Step::FlushedInParts => state.flushed_in_parts().map(|(s, _)| s),
                 };
                 let legal = match step {
                     Step::BeginFetch | Step::BeginWriteThrough => here == 0 && !through,
                     Step::EndWriteThrough => through,
                     Step::Complete => here == 1,
-                    Step::Modify | Step::Moved => here == 2,
+                    Step::Modify => here == 2,
+                    Step::Moved => here == 2 && !parts,
                     Step::Replace => true,
-                    Step::Flushed => newer,
+                    Step::Flushed => newer && !parts,
+                    Step::Spill => newer,
+                    Step::Unspill | Step::FlushedInParts => parts,
                     Step::Evict => here > 0 && !newer,
                     Step::PoolChanged => !newer,
                 };
@@ -270,16 +319,20 @@ mod tests {
                     Step::Modify => newer = true,
                     Step::Moved => content = Some(next),
                     Step::Replace => {
-                        (here, newer, content, through) = (2, true, Some(next), false);
+                        (here, newer, content, through, parts) = (2, true, Some(next), false, false);
                     }
+                    Step::Spill => parts = true,
+                    Step::Unspill => parts = false,
                     Step::BeginWriteThrough => through = true,
                     Step::EndWriteThrough => through = false,
                     Step::Flushed => newer = false,
                     Step::Evict | Step::PoolChanged => (here, content) = (0, None),
+                    Step::FlushedInParts => (here, newer, content, parts) = (0, false, None, false),
                 }
                 state = after;
                 prop_assert_eq!(state.is_dirty(), newer);
-                prop_assert_eq!(state.is_whole(), here == 2);
+                prop_assert_eq!(state.is_whole(), here == 2 && !parts);
+                prop_assert_eq!(state.is_spilled(), parts);
                 prop_assert_eq!(state.is_absent(), here == 0);
                 prop_assert_eq!(state.is_written_through(), through);
                 prop_assert_eq!(state.content().map(|c| c.0), content);

@@ -164,7 +164,9 @@ impl Inner {
         let stamp = Stamp::from(&meta);
         let unwritten = state.dirty_content.is_unwritten(stamp);
         let ctime = if unwritten { state.record.ctime } else { stamp.ctime.max(state.record.ctime) };
-        Ok((stamp.size, meta.blocks(), stamp.mtime, ctime))
+        // What is in parts in the pool is no hole.
+        let blocks = if state.record.file.is_spilled() { stamp.size.div_ceil(512) } else { meta.blocks() };
+        Ok((stamp.size, blocks, stamp.mtime, ctime))
     }
 
     fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller, access: Option<&[u8]>) -> Result<()> {

@@ -63,6 +63,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     };
     spawn("flush", Box::pin(super::writeback::rounds::flush_loop(inner.clone())));
     spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));
+    spawn("parts", Box::pin(inner.clone().part_loop()));
     spawn("sync", Box::pin(sync_loop(inner.clone())));
     spawn("scratch", Box::pin(inner.clone().scratch_loop()));
     spawn("views", Box::pin(inner.clone().view_loop()));

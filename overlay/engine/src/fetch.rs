@@ -195,8 +195,8 @@ impl Inner {
 
     /// Requests the chunks of a range that are neither resident nor in flight. Returns the flights to wait for.
     fn begin_fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Flight>> {
-        if node.is_written_through() {
-            let what = format!("{}: being written through to the pool", self.display(node.ino));
+        if node.is_written_through() || node.is_spilled() {
+            let what = format!("{}: it does not fit into the fast pool", self.display(node.ino));
             return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
         }
         // Before the inode is locked, because this locks inodes, too.

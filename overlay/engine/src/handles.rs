@@ -4,6 +4,7 @@ mod inherited;
 mod modify;
 mod open;
 mod open_contents;
+mod spill;
 mod through;
 
 use std::os::unix::fs::MetadataExt;
@@ -24,11 +25,15 @@ use crate::node::{Node, Readahead};
 use crate::shares::Promise;
 use crate::status::ReadSource;
 use crate::tiers::device_health::is_of_device;
+pub(crate) use spill::PartsUnderWay;
 
 /// The longest readahead window of a sequential reader, in requests to the pool.
 const READAHEAD_REQUESTS: u64 = 8;
 /// A read is sequential if its offset is no further than this from the end of the reads before it.
 const READAHEAD_GAP_BYTES: u64 = 2 << 20;
+
+/// How often a read begins again because the file changed meanwhile.
+const READ_ATTEMPTS: u32 = 10;
 
 /// How long a writer tries to write a file through while other programs change it.
 const WRITE_THROUGH_WAIT: Duration = Duration::from_secs(30);
@@ -48,22 +53,38 @@ impl Overlay {
         let node = inner.node(ino)?;
         let served = |source, read: Result<Bytes>| inner.counters.count_read(source, read);
         let mut source = ReadSource::Fast;
-        for _ in 0..3 {
+        for _ in 0..READ_ATTEMPTS {
             let whole = {
                 let mut state = node.state.lock();
                 match state.record.file.is_whole() {
-                    true => Some(inner.content(ino, &mut state)?),
+                    true => Some((inner.content(ino, &mut state)?, state.spills)),
                     false => None,
                 }
             };
-            if let Some(content) = whole {
+            if let Some((content, spills)) = whole {
                 inner.counters.read_hits.fetch_add(1, Ordering::Relaxed);
                 match inner.read_content(&content, offset, len as usize).await {
+                    // Ranges of it may have been spilled while it was read.
+                    Ok(_) if node.state.lock().spills != spills => continue,
                     Err(e) if inner.content_failed(&node, ContentId(content.id), &e) => continue,
                     read => return served(source, read),
                 }
             }
-            let size = node.state.lock().record.size;
+            if node.is_spilled() {
+                inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+                match inner.read_spilled(&node, offset, len.into()).await.transpose() {
+                    Some(read) => return served(ReadSource::Direct, read),
+                    None => continue,
+                }
+            }
+            let size = {
+                let state = node.state.lock();
+                if state.record.file.is_dirty() {
+                    // The last of its spilled ranges came back meanwhile.
+                    continue;
+                }
+                state.record.size
+            };
             let end = size.min(offset.saturating_add(u64::from(len)));
             if offset >= end {
                 return Ok(Bytes::new());
@@ -100,10 +121,12 @@ impl Overlay {
                 let mut state = node.state.lock();
                 let valid = state.record.file.is_whole()
                     || (state.record.file.is_partial() && inner.residency(&mut state)?.extents().contains(offset..end));
-                if valid { Some(inner.content(ino, &mut state)?) } else { None }
+                let spills = state.spills;
+                if valid { Some((inner.content(ino, &mut state)?, spills)) } else { None }
             };
-            if let Some(content) = content {
+            if let Some((content, spills)) = content {
                 match inner.read_content(&content, offset, (end - offset) as usize).await {
+                    Ok(_) if node.state.lock().spills != spills => continue,
                     Err(e) if is_of_device(&e) && !inner.content_failed(&node, ContentId(content.id), &e) => {
                         return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
                     }
@@ -129,13 +152,21 @@ impl Overlay {
                         None => continue,
                     }
                 }
-                match inner.write_resident(&node, offset, &data).await {
+                let written = match node.is_spilled() {
+                    true => match inner.write_spilled(&node, offset, &data).await.transpose() {
+                        Some(written) => written,
+                        None => continue,
+                    },
+                    false => inner.write_resident(&node, offset, &data).await,
+                };
+                match written {
                     Err(e) if through::is_full(&e) => e,
                     other => return other,
                 }
             };
-            // No longer counted as a change: the content is given up only while there is none.
-            if inner.begin_write_through(&node, &full).await? {
+            // No longer counted as a change: the content leaves the fast pool only while there is none.
+            let range = offset..offset.saturating_add(data.len() as u64);
+            if inner.leave_fast_pool(&node, &full, range).await? {
                 continue;
             }
             let since = *disturbed.get_or_insert_with(Instant::now);
@@ -197,8 +228,8 @@ impl Overlay {
         let inner = self.inner.clone();
         let node = inner.node(ino)?;
         let _writing = inner.begin_writing(&node);
-        if node.is_written_through() {
-            let what = "fallocate on a file that is written through to the pool";
+        if node.is_written_through() || node.is_spilled() {
+            let what = "fallocate on a file that does not fit into the fast pool";
             return Err(Error::os(libc::EOPNOTSUPP, Side::Application, what));
         }
         let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
@@ -233,7 +264,7 @@ impl Overlay {
         let sparse = {
             let state = node.state.lock();
             let record = &state.record;
-            let asked = offset < record.size && !record.file.is_whole();
+            let asked = offset < record.size && !record.file.is_whole() && !record.file.is_dirty();
             (asked && record.clean_bytes() < record.size).then_some(record.size)
         };
         if let Some(size) = sparse {
@@ -247,6 +278,8 @@ impl Overlay {
                 false => (None, state.record.size),
             }
         };
+        let is_dirty = node.state.lock().record.file.is_dirty();
+        let size = if is_dirty { inner.attr_of(&node)?.size } else { size };
         let beyond = || Error::os(libc::ENXIO, Side::Application, "seek beyond the end");
         let Some(content) = content else {
             return match whence {
@@ -259,7 +292,17 @@ impl Overlay {
             Seek::Data => rustix::fs::SeekFrom::Data(offset),
             Seek::Hole => rustix::fs::SeekFrom::Hole(offset),
         };
-        rustix::fs::seek(&*content.file, to).map_err(|e| Error::os(e.raw_os_error(), Side::Application, "seek"))
+        let found = rustix::fs::seek(&*content.file, to);
+        if node.is_spilled() {
+            // Its content file has holes where the content has none.
+            let size = inner.attr_of(&node)?.size;
+            return match whence {
+                _ if offset >= size => Err(beyond()),
+                Seek::Data => Ok(offset),
+                Seek::Hole => Ok(size),
+            };
+        }
+        found.map_err(|e| Error::os(e.raw_os_error(), Side::Application, "seek"))
     }
 
     /// `copy_file_range(2)`: by reference if the fast pool's file system can do that. May copy fewer bytes.
@@ -271,7 +314,8 @@ impl Overlay {
         if len == 0 {
             return Ok(0);
         }
-        if !source.is_written_through() && !target.is_written_through() {
+        let is_resident = |node: &Node| !node.is_written_through() && !node.is_spilled();
+        if is_resident(&source) && is_resident(&target) {
             match inner.copy_resident((&source, from_offset), (&target, to_offset), len).await {
                 Err(e) if through::is_full(&e) => {}
                 other => return other,
@@ -288,6 +332,18 @@ impl Inner {
         let content = self.writable_content(node).await?;
         let reserve = || self.reserve_for_write(node, &content, offset, data.len() as u64);
         let (_share, space) = self.with_room(reserve).await?;
+        self.write_into(node, &content, offset, data, space)
+    }
+
+    /// Writes into a content file, in space that was reserved.
+    fn write_into(
+        &self,
+        node: &Arc<Node>,
+        content: &Content,
+        offset: u64,
+        data: &Bytes,
+        space: Reservation,
+    ) -> Result<u32> {
         let mut done = 0;
         while done < data.len() {
             match rustix::io::pwrite(&*content.file, &data[done..], offset + done as u64) {
@@ -301,7 +357,7 @@ impl Inner {
                 Err(_) => break,
             }
         }
-        self.account_reserved(node, &content, Some(space))?;
+        self.account_reserved(node, content, Some(space))?;
         node.state.lock().changed();
         Ok(done as u32)
     }
@@ -332,8 +388,19 @@ impl Inner {
         if !source.state.lock().record.file.is_whole() {
             self.fetch(source, from_offset..from_offset + len).await?;
         }
-        let source_content = self.content(source.ino, &mut source.state.lock())?;
+        let (source_content, spills) = {
+            let mut state = source.state.lock();
+            (self.content(source.ino, &mut state)?, state.spills)
+        };
         let _writing = self.begin_writing(target);
+        let spilled = || {
+            let what = format!("{}: it does not fit into the fast pool", self.display(target.ino));
+            Error::new(ErrorKind::NoSpace, Side::Cache, what)
+        };
+        // From now on, no range of the target begins to be spilled.
+        if target.is_spilled() {
+            return Err(spilled());
+        }
         let content = self.writable_content(target).await?;
         let (_share, space) = self.with_room(|| self.reserve_for_write(target, &content, to_offset, len)).await?;
         let (input, output) = (source_content.file.clone(), content.file.clone());
@@ -345,6 +412,10 @@ impl Inner {
         .await?;
         target.state.lock().changed();
         self.account_reserved(target, &content, Some(space))?;
+        if source.state.lock().spills != spills {
+            // What was copied may be a hole. The caller copies it again.
+            return Err(spilled());
+        }
         Ok(copied as u64)
     }
 

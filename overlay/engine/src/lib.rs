@@ -134,6 +134,8 @@ pub struct Options {
 pub const DEFAULT_MEMORY_BYTES: u64 = 32 << 20;
 /// Syncs of content files that are under way at the same time.
 const SYNCS: usize = 48;
+/// How long the end of a mount waits for the removal of parts that no file uses.
+const PARTS_REMOVED_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// The unit in which buffer memory is counted.
 const MEMORY_UNIT_BYTES: u64 = 4096;
 
@@ -195,6 +197,8 @@ pub(crate) struct Inner {
     pub views: views::Views,
     pub tiers: tiers::TierWork,
     pub shares: Arc<Shares>,
+    pub parts_under_way: handles::PartsUnderWay,
+    pub opened_at: std::time::Instant,
     pub reattached: bool,
     /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
     pub inherited: Mutex<HashSet<Ino>>,
@@ -290,6 +294,8 @@ impl Overlay {
                 write_throttle: space::write_throttle::WriteThrottle::default(),
                 room: space::room::WaitingWriters::default(),
                 scratch: scratch::ScratchDirs::default(),
+                parts_under_way: handles::PartsUnderWay::default(),
+                opened_at: std::time::Instant::now(),
                 views: views::Views::default(),
                 tiers: tiers::TierWork::new(&options.policy),
                 policies: policies::Policies::new(options.policy),
@@ -319,6 +325,8 @@ impl Overlay {
     /// Stops the background work and syncs the catalog. Nothing is flushed: dirty state stays in the fast pool.
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.stop.cancel();
+        // What is left is removed after the next start.
+        let _ = tokio::time::timeout(PARTS_REMOVED_WITHIN, self.inner.remove_leaving_parts()).await;
         let inner = self.inner.clone();
         blocking(move || {
             inner.save_counts()?;

@@ -79,6 +79,8 @@ pub(crate) struct NodeState {
     /// Counts the changes of the content that the daemon sees. A flush of an older generation does not make the file
     /// clean.
     pub generation: u64,
+    /// Counts the changes of which ranges of the content are spilled.
+    pub spills: u64,
     /// Pool calls that change the pool's copy or, for a directory, its names: how many began and how many ended. If
     /// such a call runs while the pool is asked, the pool's answer does not count.
     pub pool_calls: (u64, u64),
@@ -166,6 +168,11 @@ impl Node {
         })
     }
 
+    /// Returns whether ranges of the dirty content are in parts in the pool.
+    pub fn is_spilled(&self) -> bool {
+        self.state.lock().record.file.is_spilled()
+    }
+
     /// Returns whether programs write to the pool's copy: the file does not fit into the fast pool.
     pub fn is_written_through(&self) -> bool {
         self.state.lock().record.file.is_written_through()
@@ -193,6 +200,7 @@ impl NodeState {
             validated: None,
             version_behind: None,
             generation: 0,
+            spills: 0,
             pool_calls: (0, 0),
             bypass: Bypass::default(),
             dirty_content: DirtyContent::default(),
@@ -211,6 +219,12 @@ impl NodeState {
     pub fn changed(&mut self) {
         self.generation += 1;
         self.dirty_content.forget_pool_copy();
+    }
+
+    /// Other ranges of the content are spilled from now on.
+    pub fn spilled(&mut self) {
+        self.spills += 1;
+        self.changed();
     }
 
     /// Returns whether the pool has everything that was written to a file that stays dirty because a program may still

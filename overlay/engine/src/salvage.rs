@@ -101,6 +101,18 @@ impl Work<'_> {
                     let paths: Vec<PoolPath> = record.links.iter().filter_map(|l| self.path(l)).collect();
                     match self.store.path(id) {
                         Ok(content) if content.exists() => {
+                            let spilled = self.catalog.spilled(id).unwrap_or_default();
+                            if record.file.is_spilled() {
+                                let what = "bytes of it are zeros in the copy: they are in parts in the pool, under";
+                                let parts: Vec<&str> =
+                                    spilled.ranges().iter().map(|range| range.part.name.as_str()).collect();
+                                let shown = self.shown(ino, &record);
+                                lost.push(format!(
+                                    "{shown}: {} {what} .forebay~parts/: {}",
+                                    spilled.bytes(),
+                                    parts.join(", ")
+                                ));
+                            }
                             aside.file(&self.root(id)?, id, &content, &paths, &record)?
                         }
                         _ => lost.push(format!("{}: its content file is missing", self.shown(ino, &record))),

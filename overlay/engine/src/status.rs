@@ -334,6 +334,10 @@ impl Inner {
         let mut state = node.state.lock();
         Ok(match state.record.file {
             file if file.is_whole() => size,
+            file if file.is_spilled() => match file.content() {
+                Some(id) => size.saturating_sub(self.catalog.spilled(id)?.bytes()),
+                None => 0,
+            },
             file if file.is_partial() => self.residency(&mut state)?.extents().bytes(),
             _ => 0,
         })
@@ -343,7 +347,7 @@ impl Inner {
     pub(crate) fn missing_bytes(&self, node: &crate::node::Node, range: std::ops::Range<u64>) -> Result<u64> {
         let mut state = node.state.lock();
         Ok(match state.record.file {
-            file if file.is_whole() => 0,
+            file if file.is_whole() || file.is_dirty() => 0,
             file if file.is_partial() => {
                 let missing = self.residency(&mut state)?.extents().missing(range);
                 missing.iter().map(|gap| gap.end - gap.start).sum()

@@ -384,6 +384,21 @@ impl<'a> Txn<'a> {
         Ok(bytes)
     }
 
+    /// Gives up content with spilled ranges that the pool has by now.
+    pub fn give_up_spilled(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
+        let state = self.state(ino)?;
+        let bytes = inner.counted_bytes(state);
+        state.growth.read_unkept |= state.opens.any();
+        state.spilled();
+        let record = self.record(ino)?;
+        let (file, content) = record.file.flushed_in_parts()?;
+        record.file = file;
+        self.discard(content, bytes);
+        self.pending(ino)?.drop_content();
+        Ok(())
+    }
+
     fn pending(&mut self, ino: Ino) -> Result<&mut PendingState> {
         Ok(&mut self.edit(ino)?.pending)
     }

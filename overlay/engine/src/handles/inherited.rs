@@ -25,8 +25,11 @@ impl Overlay {
             let mut state = node.state.lock();
             // It is not known whether the file was written before. No content has this size, so it counts as written.
             let unknown = (state.record.mode & 0o6000 != 0).then(|| (u64::MAX, Time::default()));
-            state.bypass.open();
-            state.bypass.note_set_id(unknown);
+            // The kernel never writes the content file of a spilled file.
+            if !state.record.file.is_spilled() {
+                state.bypass.open();
+                state.bypass.note_set_id(unknown);
+            }
         }
         Ok(())
     }

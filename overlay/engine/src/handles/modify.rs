@@ -63,7 +63,8 @@ impl Inner {
         if is_in_view && was_open {
             return Err(self.in_use_by_view(node));
         }
-        if !is_in_view && node.state.lock().record.file.is_dirty() {
+        // Content with spilled ranges is replaced: no program has its file open.
+        if !is_in_view && !node.is_spilled() && node.state.lock().record.file.is_dirty() {
             let content = self.content(node.ino, &mut node.state.lock());
             missing = content.as_ref().is_err_and(|e| e.is(ErrorKind::Corrupt));
             // A missing content file is replaced by a new one.
@@ -102,7 +103,7 @@ impl Inner {
             txn.discard(old, old_bytes);
         }
         let state = txn.state(node.ino)?;
-        state.changed();
+        state.spilled();
         state.emptied = true;
         state.pool_sync = PoolSync::default();
         state.kernel.pages_stale = true;
@@ -128,6 +129,9 @@ impl Inner {
             return Err(self.in_use_by_view(node));
         }
         if node.is_written_through() && self.truncate_through(node, size).await? {
+            return Ok(());
+        }
+        if node.is_spilled() && self.truncate_spilled(node, size).await? {
             return Ok(());
         }
         let content = self.make_writable(node).await?;
@@ -161,7 +165,7 @@ impl Inner {
         self.account(node, content)
     }
 
-    async fn set_len(&self, node: &Node, content: &Arc<Content>, size: u64) -> Result<()> {
+    pub(super) async fn set_len(&self, node: &Node, content: &Arc<Content>, size: u64) -> Result<()> {
         self.change_without_room(node, content, || set_len(content, size)).await
     }
 

@@ -102,8 +102,8 @@ impl Overlay {
             missed |= !whole && !write && !truncates;
             let count = if whole { &inner.counters.opens_resident } else { &inner.counters.opens_absent };
             count.fetch_add(1, Ordering::Relaxed);
-            if node.is_written_through() {
-                // Another program writes it. It is read and written in the pool.
+            if node.is_written_through() || node.is_spilled() {
+                // It does not fit into the fast pool: what is not there is read and written in the pool.
             } else if !whole && size == 0 {
                 inner.complete_empty(&node)?;
             } else if !whole && size <= policy.whole_file_bytes && (write || policy.read != Read::Bypass) {
@@ -236,6 +236,7 @@ impl Inner {
                 return txn.commit();
             }
             if last_writer {
+                inner.room_may_come();
                 inner.end_write_through(&node)?;
                 inner.settle(&node)?;
                 inner.drop_written_around(&node)?;
@@ -314,10 +315,13 @@ impl Inner {
         let clean = !state.record.file.is_dirty();
         let bypasses = write && stays && resident.is_some() && self.may_bypass(state.record.uid);
         self.count_open(node.ino, &mut state, flags, bypasses);
-        drop(state);
         let used = resident.as_ref().filter(|_| clean && (bypasses || !write)).map(|content| ContentId(content.id));
         let passes = |content: &Arc<Content>| self.may_pass_through(ContentId(content.id));
         let resident = resident.filter(|content| (bypasses || !write) && passes(content));
+        if resident.is_some() {
+            state.opens.note_passthrough();
+        }
+        drop(state);
         if let Some(id) = used {
             self.note_open(node.ino, id);
         }
@@ -525,8 +529,14 @@ impl Inner {
             // The last close and a flush did this at the same time.
             return Ok(true);
         }
-        record.file = record.file.flushed()?;
         record.size = stamp.size;
+        if record.file.is_spilled() {
+            txn.give_up_spilled(node.ino)?;
+            txn.commit()?;
+            self.tell_kernel_inode(node.ino, true);
+            return Ok(true);
+        }
+        record.file = record.file.flushed()?;
         let state = txn.state(node.ino)?;
         state.dirty_content.forget_pool_copy();
         self.end_bypass(node.ino, state);

@@ -55,7 +55,7 @@ impl Inner {
     /// Returns whether the content of a file can never be in the fast pool as a whole.
     pub(super) fn exceeds_fast_pool(&self, node: &Node) -> bool {
         let record = &node.state.lock().record;
-        !record.file.is_whole() && record.clean_bytes() > self.store.budget.limit()
+        !record.file.is_whole() && !record.file.is_dirty() && record.clean_bytes() > self.store.budget.limit()
     }
 
     /// Begins to write a file through. `full`: why a write to the content file failed. Returns `false` if other programs
@@ -116,7 +116,7 @@ impl Inner {
     }
 
     /// Whether the kernel reads or writes the content file of a file without the daemon.
-    fn is_used_past_daemon(&self, node: &Node) -> Result<bool> {
+    pub(super) fn is_used_past_daemon(&self, node: &Node) -> Result<bool> {
         // Kept for the next open, it would count as a user of the content file.
         self.release_content(node.ino);
         let mut state = node.state.lock();
@@ -128,9 +128,14 @@ impl Inner {
         Ok(state.opens.may_bypass() || is_held(&content.file))
     }
 
-    fn may_write_through(&self, node: &Node) -> bool {
+    /// Returns whether the policy lets bytes of a file go to the pool without a request.
+    pub(super) fn goes_to_pool(&self, node: &Node) -> bool {
         let policy = self.policy_of(node);
-        let goes_to_pool = policy.write != Write::Local && policy.flush() != FlushPolicy::Manual;
+        policy.write != Write::Local && policy.flush() != FlushPolicy::Manual
+    }
+
+    fn may_write_through(&self, node: &Node) -> bool {
+        let goes_to_pool = self.goes_to_pool(node);
         let record = &node.state.lock().record;
         let has_set_id = record.mode & 0o6000 != 0;
         self.pool.capabilities().ranged_write && goes_to_pool && record.has_names() && !has_set_id

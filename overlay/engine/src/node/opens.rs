@@ -12,6 +12,7 @@ pub(crate) struct FileOpens {
     opening: u32,
     direct: bool,
     bypasses: bool,
+    passes: bool,
 }
 
 impl FileOpens {
@@ -57,6 +58,17 @@ impl FileOpens {
         self.bypasses
     }
 
+    /// Notes that this daemon let a program read or write without it.
+    pub fn note_passthrough(&mut self) {
+        self.passes = true;
+    }
+
+    /// Whether this daemon let a program read or write without it, and the file was open ever since. The kernel may be
+    /// about to open the content file for it.
+    pub fn may_pass_through(&self) -> bool {
+        self.passes || self.bypasses
+    }
+
     pub fn begin_change(&mut self) {
         self.changes += 1;
     }
@@ -90,6 +102,7 @@ impl FileOpens {
     fn forget_writers(&mut self) {
         self.direct &= self.has_writer();
         self.bypasses &= self.has_writer();
+        self.passes &= self.any();
     }
 
     fn count(&mut self, write: bool) -> &mut u32 {

@@ -74,6 +74,11 @@ impl Inner {
         }
     }
 
+    /// Called when a file may have become one that the flush can send.
+    pub(crate) fn room_may_come(&self) {
+        *self.room.coming.lock() = None;
+    }
+
     /// Returns the number of writers that wait for room.
     pub(crate) fn waiting_for_room(&self) -> u64 {
         self.room.writers.load(Ordering::Relaxed)

@@ -160,7 +160,8 @@ impl Inner {
             let state = node.state.lock();
             let record = &state.record;
             let last = record.kind == FileKind::File && record.links.is_empty() && record.pool_links.len() == 1;
-            let missing = (last && state.opens.any() && !record.file.is_whole()).then_some(record.size);
+            let is_here = record.file.is_whole() || record.file.is_dirty();
+            let missing = (last && state.opens.any() && !is_here).then_some(record.size);
             (missing, leads_to_unseen(record) && state.opens.has_writer())
         };
         if written {
@@ -308,7 +309,7 @@ impl Inner {
             return Ok(());
         }
         let known = match record.kind {
-            FileKind::File => record.file.is_whole(),
+            FileKind::File => record.file.is_whole() || record.file.is_dirty(),
             FileKind::Symlink => record.target.is_some(),
             _ => true,
         };

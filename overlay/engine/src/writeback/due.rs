@@ -88,6 +88,11 @@ impl Inner {
             });
         }
         let may_be_written = state.may_be_written();
+        let may_be_inherited = state.quiescence.closed_at.is_none() && self.opened_at.elapsed() < LOOK_AGAIN;
+        if state.record.file.is_spilled() && !may_be_written && may_be_inherited {
+            // After its flush, a program that has it open since before this daemon started could not go on writing it.
+            return Ok(Due::In(Lane::Later, LOOK_AGAIN));
+        }
         if !may_be_written {
             // `None`: no writer closed it since it came into memory, so it counts as idle.
             let left = state.quiescence.closed_at.map_or(Duration::ZERO, |since| idle.saturating_sub(since.elapsed()));
@@ -95,6 +100,10 @@ impl Inner {
         }
         if matches!(entry.intent, Intent::Inode(_)) && state.is_uploaded() && !has_attributes(&state) {
             // The pool has its content. It counts as dirty because a program may still write it.
+            return Ok(Due::In(Lane::Later, LOOK_AGAIN));
+        }
+        if state.record.file.is_spilled() && policy.flush_deadline.is_none() {
+            // Most of it is in the pool already. Each flush makes the server copy all of that.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
         let age_max = policy.flush_deadline.unwrap_or((idle * AGE_IDLE_TIMES).max(AGE_LEAST));

@@ -91,7 +91,16 @@ impl Inner {
                 if !self.about_to_send(at, ino, what).await? {
                     return Ok(None);
                 }
-                let put = self.pool.put(path, stamp.size, pieces, &attrs, expected);
+                let is_spilled = sent.file.is_spilled();
+                let put = match is_spilled {
+                    true => self.pool.put_parts(
+                        path,
+                        self.parts_of(&*self.node(ino)?, &content, stamp.size)?,
+                        &attrs,
+                        expected,
+                    ),
+                    false => self.pool.put(path, stamp.size, pieces, &attrs, expected),
+                };
                 match self.ask(put).await {
                     Ok(stat) => {
                         let is_held = self.node(ino)?.state.lock().opens.has_writer() || is_held(&content.file);
@@ -114,7 +123,9 @@ impl Inner {
                             refused,
                         }));
                     }
-                    Err(e) if e.is(ErrorKind::Busy) => tracing::debug!(%path, "written while it was uploaded; again"),
+                    Err(e) if e.is(ErrorKind::Busy) || (is_spilled && self.has_other_content(ino, &content)) => {
+                        tracing::debug!(%path, "written while it was uploaded; again")
+                    }
                     // Each attribute is refused only once, so the attempts end.
                     Err(e) if self.flusher.refused.note(ino, &e) => {
                         tracing::warn!(%path, error = %e, "the content is uploaded without an attribute");
@@ -132,6 +143,12 @@ impl Inner {
         .boxed()
     }
 
+    /// Whether a file was emptied, and has another content file since.
+    fn has_other_content(&self, ino: Ino, content: &Content) -> bool {
+        let id = ContentId(content.id);
+        self.node(ino).is_ok_and(|node| node.state.lock().record.file.content() != Some(id))
+    }
+
     /// Makes later stores through a mapping show in the times of the content file: the kernel notes a store to a page
     /// only if the page was written back before.
     pub(super) async fn write_back_mapped(&self, ino: Ino) -> Result<()> {
@@ -147,7 +164,7 @@ impl Inner {
         self.sync_content(&content).await
     }
 
-    async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
+    pub(crate) async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
         let (catalog, content) = (self.catalog.clone(), content.clone());
         let _turn = self.syncs.acquire().await;
         blocking(move || catalog.sync_content(&content, true)).await
@@ -317,7 +334,11 @@ impl Inner {
         }
         still_to_tell(record, &uploaded.refused);
         let mut given_up = false;
-        if quiet && record.file.is_dirty() {
+        if quiet && record.file.is_spilled() {
+            record.size = uploaded.stamp.size;
+            txn.give_up_spilled(ino)?;
+            given_up = true;
+        } else if quiet && record.file.is_dirty() {
             record.file = record.file.flushed()?;
             record.size = uploaded.stamp.size;
             if !kept {
@@ -364,6 +385,9 @@ impl Inner {
         async move {
             let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, .. } =
                 self.snapshot(ino).await?;
+            if sent.file.is_spilled() {
+                return Ok(None);
+            }
             if stat.kind != sent.kind
                 || stat.size != stamp.size
                 || self.known_as(stat)?.is_some_and(|known| known != ino)
