@@ -271,6 +271,38 @@ async fn a_part_that_cannot_be_sent_or_read_loses_nothing() {
     no_parts_are_left(&fixture).await;
 }
 
+/// A write across the end of a spilled range fetches two of them, and there is room for one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_came_back_for_a_write_is_not_given_up_for_the_rest_of_it() {
+    let fixture = fixture();
+    let text = "[default]\nflush = \"idle:1h\"\n[[rule]]\npaths = \"other\"\nwrite = \"local\"\n";
+    let overlay = Overlay::open(Options { policy: Policy::parse(text).unwrap(), ..options(&fixture) }).await.unwrap();
+    let other = create(&overlay, "other").await;
+    fill(&overlay, other, &content(1, 7 * MIB)).await;
+    let expected = content(2, 4 * MIB);
+    let large = create(&overlay, "large").await;
+    for at in (0..expected.len()).step_by(100_000) {
+        put(&overlay, large, at, &expected[at..expected.len().min(at + 100_000)]).await;
+    }
+    // All that is left of it is spilled.
+    overlay.setattr(large, &size(2 * MIB), CALLER).await.unwrap();
+    const RANGE: usize = LIMIT as usize / 32;
+    let free = LIMIT - overlay.status().await.used_bytes;
+    put(&overlay, other, 7 * MIB, &vec![1; free as usize - RANGE - 50_000]).await;
+    let error = refused(overlay.write(large, RANGE as u64 - 10, vec![9; 20].into()).await);
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(all(&overlay, large).await == expected[..2 * MIB], "nothing of it is lost");
+    overlay.setattr(other, &size(6 * MIB), CALLER).await.unwrap();
+    put(&overlay, large, RANGE - 10, &[9; 20]).await;
+    let mut now = expected[..2 * MIB].to_vec();
+    now[RANGE - 10..RANGE + 10].fill(9);
+    assert!(all(&overlay, large).await == now);
+    close(&overlay, large).await;
+    flush(&overlay).await;
+    assert!(in_pool(&fixture, "large").unwrap() == now);
+    overlay.release(other, RDWR);
+}
+
 /// Changes a file of up to 20 MiB at random, in front of a limit of 8 MiB, and compares it with a plain vector. The daemon
 /// ends in the middle, in an orderly way or killed.
 async fn changes_at_random(seed: u64, steps: usize) {

@@ -106,11 +106,8 @@ impl Catalog {
 }
 
 impl Batch<'_> {
-    /// Sets the spilled ranges of a content file. The parts in them are no longer leaving.
+    /// Sets the spilled ranges of a content file. The caller ends that the parts of new ranges are leaving.
     pub fn put_spilled(&mut self, id: ContentId, spilled: &Spilled) {
-        for range in spilled.ranges() {
-            self.delete_raw(cf::SPILLED, &leaving_key(&range.part.name));
-        }
         match spilled.is_empty() {
             true => self.delete_raw(cf::SPILLED, &content_key(id)),
             false => self.put_raw(cf::SPILLED, &content_key(id), &encode(spilled)),
@@ -123,7 +120,7 @@ impl Batch<'_> {
         self.put_raw(cf::SPILLED, &leaving_key(name), &[]);
     }
 
-    /// Forgets a part that the pool no longer has.
+    /// Forgets that a part is leaving: the pool no longer has it, or a range uses it.
     pub fn delete_leaving_part(&mut self, name: &str) {
         self.delete_raw(cf::SPILLED, &leaving_key(name));
     }
@@ -167,7 +164,10 @@ mod tests {
         let mut spilled = Spilled::default();
         spilled.insert(SpilledRange { offset: 10, part: part("b", 5) });
         spilled.insert(SpilledRange { offset: 0, part: part("a", 10) });
-        write(&|batch| batch.put_spilled(id, &spilled));
+        write(&|batch| {
+            batch.put_spilled(id, &spilled);
+            ["a", "b"].iter().for_each(|name| batch.delete_leaving_part(name));
+        });
         assert_eq!((leaving(), catalog.spilled(id).unwrap()), (vec!["c".into()], spilled.clone()));
         assert_eq!((spilled.bytes(), spilled.ranges()[1].range()), (15, 10..15));
         let named = |range| spilled.in_range(&range).map(|s| s.part.name.as_str()).collect::<String>();

@@ -473,6 +473,10 @@ impl Inner {
     /// The same. `space`: what was reserved for its growth.
     fn account_reserved(&self, node: &Arc<Node>, content: &Content, space: Option<Reservation>) -> Result<()> {
         let mut state = node.state.lock();
+        if state.record.file.content().is_some_and(|now| now != ContentId(content.id)) {
+            // It was replaced meanwhile.
+            return Ok(());
+        }
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         self.count_reserved(&mut state, occupied, space)?;
         // The count of an open file is saved at the last close.

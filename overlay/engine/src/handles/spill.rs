@@ -13,6 +13,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,8 +37,9 @@ const PART_MAX_BYTES: u64 = 512 << 20;
 const RANGES_MAX: usize = 4500;
 /// After so many ranges, the next ones are four times as long.
 const RANGES_OF_A_LENGTH: usize = 1000;
-/// The part of the fast pool that is spilled at a time.
-const SPILLED_SHARE: u64 = 4;
+/// A range has at most this part of the fast pool.
+const RANGE_SHARE: u64 = 4;
+/// How many parts are sent at a time.
 const PARTS_AT_ONCE: usize = 4;
 /// How often it is tried to spill ranges of a file: other writers may be about to change it.
 const ATTEMPTS: u32 = 20;
@@ -131,8 +133,10 @@ impl Inner {
                     Ok(Spill::Done) => return Ok(true),
                     // Its writes did not wait for the flush of other files until now.
                     Ok(Spill::Nothing) if node.is_spilled() && full.is(ErrorKind::NoSpace) => {
-                        let room = self.with_room(|| self.reserve(write.end - write.start)).await;
-                        return room.map(|_| true).map_err(|_| refused());
+                        let bytes = self.bytes_for_write(node, &write)?;
+                        let room = self.with_room(|| self.reserve(bytes)).await;
+                        tokio::time::sleep(PAUSE).await;
+                        return room.map(|_| false).map_err(|_| refused());
                     }
                     Ok(Spill::Nothing) => return Err(refused()),
                     Ok(Spill::Disturbed) => {}
@@ -148,6 +152,14 @@ impl Inner {
             tokio::time::sleep(PAUSE).await;
         }
         if is_used { Err(refused()) } else { Ok(false) }
+    }
+
+    /// Returns how many bytes a write takes at most, with the spilled ranges that it brings back.
+    fn bytes_for_write(&self, node: &Node, write: &Range<u64>) -> Result<u64> {
+        let Some(id) = node.state.lock().record.file.content() else { return Ok(write.end - write.start) };
+        let spilled = self.catalog.spilled(id)?;
+        let comes: u64 = spilled.in_range(write).map(|range| range.part.len).sum();
+        Ok(comes + (write.end - write.start))
     }
 
     /// Sends ranges of a dirty file as parts, and punches them out of the content file. `keep`: a range that stays. The
@@ -202,7 +214,10 @@ impl Inner {
             for gone in spilled.remove(|range| range.offset >= stamp.size) {
                 txn.batch.put_leaving_part(&gone.part.name);
             }
-            sent.iter().for_each(|range| spilled.insert(range.clone()));
+            for range in &sent {
+                txn.batch.delete_leaving_part(&range.part.name);
+                spilled.insert(range.clone());
+            }
             txn.batch.put_spilled(id, &spilled);
             txn.state(node.ino)?.spilled();
             txn.commit()?;
@@ -222,15 +237,17 @@ impl Inner {
         let spilled = self.catalog.spilled(ContentId(content.id))?;
         let mut ranges = Vec::new();
         for spilled in spilled.ranges() {
-            if has_data(&content, &spilled.range())? {
+            if next_data(&content, spilled.offset)?.is_some_and(|at| at < spilled.range().end) {
                 ranges.push(spilled.range());
             }
         }
-        let any = !ranges.is_empty();
-        if any {
-            self.punch_spilled(node, &content, ranges).await?;
+        if ranges.is_empty() {
+            return Ok(false);
         }
-        Ok(any)
+        let blocks = || content.file.metadata().map(|meta| meta.blocks()).map_err(failed);
+        let before = blocks()?;
+        self.punch_spilled(node, &content, ranges).await?;
+        Ok(blocks()? < before)
     }
 
     /// Punches ranges out of the content file, once the catalog durably has them as spilled.
@@ -238,11 +255,13 @@ impl Inner {
         let (catalog, punched, locked) = (self.catalog.clone(), content.clone(), node.clone());
         blocking(move || {
             catalog.sync()?;
-            // Nobody sets the times meanwhile.
-            let _state = locked.state.lock();
-            let mtime = Stamp::of(&punched.file)?.mtime;
-            punch(&punched, &ranges)?;
-            set_mtime(&punched, mtime)
+            ranges.iter().try_for_each(|range| {
+                // Nobody sets the times meanwhile.
+                let _state = locked.state.lock();
+                let mtime = Stamp::of(&punched.file)?.mtime;
+                punch(&punched, range)?;
+                set_mtime(&punched, mtime)
+            })
         })
         .await?;
         self.account(node, content)
@@ -259,21 +278,25 @@ impl Inner {
         keep: &Range<u64>,
     ) -> Result<Vec<Range<u64>>> {
         let (limit, known) = (self.store.budget.limit(), spilled.ranges().len());
-        let most = PART_MAX_BYTES.min(limit / SPILLED_SHARE);
+        let most = PART_MAX_BYTES.min(limit / RANGE_SHARE);
         let bytes = (limit / PARTS_IN_FAST_POOL) << (2 * (known / RANGES_OF_A_LENGTH));
         let bytes = (bytes.min(most) / least * least).max(least);
-        let parts = (limit / SPILLED_SHARE / bytes).max(1).min(RANGES_MAX.saturating_sub(known) as u64) as usize;
+        let parts = PARTS_AT_ONCE.min(RANGES_MAX.saturating_sub(known));
         let mut chosen = Vec::new();
-        for at in 0..size / bytes {
-            if chosen.len() >= parts {
+        let mut at = 0;
+        // Holes are passed over in one step, however long they are.
+        while chosen.len() < parts
+            && let Some(data) = next_data(content, at)?
+        {
+            let range = data / bytes * bytes..(data / bytes + 1).saturating_mul(bytes);
+            if range.end > size {
                 break;
             }
-            let range = at * bytes..(at + 1) * bytes;
+            at = range.end;
             let is_kept = range.start < keep.end && keep.start < range.end;
-            if is_kept || spilled.in_range(&range).next().is_some() || !has_data(content, &range)? {
-                continue;
+            if !is_kept && spilled.in_range(&range).next().is_none() {
+                chosen.push(range);
             }
-            chosen.push(range);
         }
         Ok(chosen)
     }
@@ -484,10 +507,11 @@ impl Inner {
                 .await?;
             }
             self.account_reserved(node, &content, Some(space))?;
+            self.sync_content(&content).await?;
+            // Before the next range: what is listed as spilled may be punched to make room for that.
+            self.forget_spilled(node, &content, |other| other.part.name == spilled.part.name)?;
         }
-        self.sync_content(&content).await?;
-        let names: HashSet<&str> = coming.iter().map(|spilled| spilled.part.name.as_str()).collect();
-        self.forget_spilled(node, &content, |spilled| names.contains(spilled.part.name.as_str()))
+        Ok(())
     }
 
     /// Records that ranges are no longer spilled: their parts leave.
@@ -635,21 +659,19 @@ fn new_name() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// Whether a range of a content file is not one hole.
-fn has_data(content: &Content, range: &Range<u64>) -> Result<bool> {
-    match rustix::fs::seek(&*content.file, rustix::fs::SeekFrom::Data(range.start)) {
-        Ok(at) => Ok(at < range.end),
-        Err(rustix::io::Errno::NXIO) => Ok(false),
+/// Returns the offset of the next byte of a content file, from `at` on, that is not in a hole.
+fn next_data(content: &Content, at: u64) -> Result<Option<u64>> {
+    match rustix::fs::seek(&*content.file, rustix::fs::SeekFrom::Data(at)) {
+        Ok(data) => Ok(Some(data)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
         Err(e) => Err(failed(e.into())),
     }
 }
 
-fn punch(content: &Content, ranges: &[Range<u64>]) -> Result<()> {
+fn punch(content: &Content, range: &Range<u64>) -> Result<()> {
     use rustix::fs::FallocateFlags;
     let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    ranges.iter().try_for_each(|range| {
-        rustix::fs::fallocate(&*content.file, how, range.start, range.end - range.start).map_err(|e| failed(e.into()))
-    })
+    rustix::fs::fallocate(&*content.file, how, range.start, range.end - range.start).map_err(|e| failed(e.into()))
 }
 
 /// Gives a content file the modification time from before a change of the daemon's own.

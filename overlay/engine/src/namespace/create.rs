@@ -106,6 +106,9 @@ impl Overlay {
         };
         let bypasses = !is_writable(flags) || inner.may_bypass(state.record.uid);
         inner.count_open(ino, &mut state, flags, bypasses);
+        if bypasses {
+            state.opens.note_passthrough();
+        }
         drop(state);
         let resident = bypasses.then_some(content);
         Ok((entry, Opened { resident, keep_cache: false, no_flush, missed: false, fetched_bytes: 0 }))

@@ -76,7 +76,10 @@ impl Inner {
 
     /// Called when a file may have become one that the flush can send.
     pub(crate) fn room_may_come(&self) {
-        *self.room.coming.lock() = None;
+        let mut coming = self.room.coming.lock();
+        if coming.is_some_and(|(_, coming)| !coming) {
+            *coming = None;
+        }
     }
 
     /// Returns the number of writers that wait for room.

@@ -144,7 +144,17 @@ impl Inner {
                 txn.commit()?;
                 self.tell_kernel_name(parent, name);
             }
-            Err(e) => return Err(e.context(path)),
+            Err(e) => {
+                if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::NotPermitted | ErrorKind::ReadOnly) {
+                    // The pool refused it: it has the name as before.
+                    let mut txn = Txn::begin(self);
+                    if txn.name(parent, name)?.pool == Some(occupant) {
+                        txn.pool_has(parent, name, Some(occupant))?;
+                    }
+                    txn.commit()?;
+                }
+                return Err(e.context(path));
+            }
         }
         self.sync_names(parent).await?;
         self.commit_vacated(parent, name, occupant, is_gone)?;
