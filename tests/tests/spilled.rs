@@ -425,6 +425,9 @@ async fn a_daemon_that_is_killed_at_any_call_loses_nothing() {
             let was_hit = fixture.fault.calls() >= call;
             let killed = tempfile::tempdir().unwrap();
             image(fixture.fast.path(), killed.path());
+            // The killed daemon does nothing more: it would flush the file, and remove its parts.
+            _ = overlay.shutdown().await;
+            drop(overlay);
             fixture.fault.heal();
             let fast = vec![killed.path().to_owned()];
             let overlay = Overlay::open(Options { fast, ..options(&fixture) }).await.unwrap();
