@@ -11,7 +11,8 @@
 //! catalog; the catalog is synced; the hole is punched. So at each moment the bytes are in the content file or in a part
 //! that the catalog names, also after a power cut.
 
-use std::collections::HashSet;
+mod parts;
+
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -23,11 +24,11 @@ use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, is_held};
 use forebay_catalog::{Spilled, SpilledRange};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
-use parking_lot::Mutex;
 
 use super::super::{Inner, MEMORY_UNIT_BYTES, Txn, blocking};
 use super::{failed, through};
 use crate::node::Node;
+pub(crate) use parts::PartsUnderWay;
 
 /// The fast pool holds so many parts, if they are not too small or too large for that.
 const PARTS_IN_FAST_POOL: u64 = 32;
@@ -48,29 +49,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How many times more than once parts may be sent for nothing, because a program changed the file meanwhile.
 const WASTED_MAX: u32 = 1;
 const READ_ATTEMPTS: u32 = 100;
-/// How many parts are removed with one change of the catalog.
-const REMOVED_AT_ONCE: usize = 100;
-/// How long the removal of parts waits after a failure.
-const REMOVE_AGAIN: Duration = Duration::from_secs(60);
-
-/// The names of parts that are just being sent: they are listed as leaving, and must stay.
-#[derive(Debug, Default)]
-pub(crate) struct PartsUnderWay(Mutex<HashSet<String>>);
-
-struct UnderWay<'a> {
-    inner: &'a Inner,
-    names: Vec<String>,
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        let mut names = self.inner.parts_under_way.0.lock();
-        self.names.iter().for_each(|name| _ = names.remove(name));
-        drop(names);
-        // Those that no range uses now leave.
-        self.inner.catalog.announce_leaving_parts();
-    }
-}
 
 /// The outcome of an attempt to spill.
 enum Spill {
@@ -299,19 +277,6 @@ impl Inner {
             }
         }
         Ok(chosen)
-    }
-
-    /// Lists parts as leaving: if the daemon is killed before a range uses them, they are removed.
-    async fn note_under_way(&self, parts: &[(String, Range<u64>)]) -> Result<UnderWay<'_>> {
-        let names: Vec<String> = parts.iter().map(|(name, _)| name.clone()).collect();
-        self.parts_under_way.0.lock().extend(names.iter().cloned());
-        let under_way = UnderWay { inner: self, names };
-        let mut batch = self.catalog.batch();
-        under_way.names.iter().for_each(|name| batch.put_leaving_part(name));
-        self.catalog.write(batch)?;
-        let catalog = self.catalog.clone();
-        blocking(move || catalog.sync()).await?;
-        Ok(under_way)
     }
 
     async fn send(self: Arc<Self>, name: String, range: Range<u64>, content: Arc<Content>) -> Result<SpilledRange> {
@@ -600,57 +565,6 @@ impl Inner {
             at = to;
         }
         Ok(read.freeze())
-    }
-
-    /// Removes parts that no file uses any more from the pool. Runs as long as the mount.
-    pub(crate) async fn part_loop(self: Arc<Self>) {
-        if self.spillable_bytes().is_none() {
-            return std::future::pending().await;
-        }
-        loop {
-            if let Err(error) = self.remove_leaving_parts().await {
-                tracing::debug!(%error, "parts that no file uses are not removed yet");
-                tokio::time::sleep(REMOVE_AGAIN).await;
-            } else {
-                self.catalog.until_parts_leave().await;
-            }
-        }
-    }
-
-    /// Removes the parts that leave now.
-    pub(crate) async fn remove_leaving_parts(&self) -> Result<()> {
-        loop {
-            let names = {
-                // Held during the scan: a part that a range uses by the end of it was listed and under way before.
-                let under_way = self.parts_under_way.0.lock();
-                let mut names = self.catalog.leaving_parts(REMOVED_AT_ONCE + under_way.len())?;
-                names.retain(|name| !under_way.contains(name));
-                names
-            };
-            if names.is_empty() {
-                return Ok(());
-            }
-            // After a power cut, no range may use a part that was removed.
-            let catalog = self.catalog.clone();
-            blocking(move || catalog.sync()).await?;
-            let removals = names.into_iter().map(|name| async move {
-                let removed = self.ask(self.pool.remove_part(&name)).await;
-                (name, removed)
-            });
-            let removed: Vec<_> = stream::iter(removals).buffer_unordered(PARTS_AT_ONCE).collect().await;
-            let mut batch = self.catalog.batch();
-            let mut failure = None;
-            for (name, removed) in removed {
-                match removed {
-                    Ok(()) => batch.delete_leaving_part(&name),
-                    Err(error) => failure = Some(error),
-                }
-            }
-            self.catalog.write(batch)?;
-            if let Some(error) = failure {
-                return Err(error);
-            }
-        }
     }
 }
 
