@@ -176,6 +176,26 @@ pub async fn rename(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
     overlay.rename(parent, from.name().unwrap(), new_parent, to.name().unwrap(), RenameMode::Replace).await
 }
 
+pub async fn create(overlay: &Overlay, name: &str) -> Ino {
+    overlay.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, CALLER).await.unwrap().0.attr.ino
+}
+
+pub async fn put(overlay: &Overlay, ino: Ino, offset: usize, data: &[u8]) {
+    let written = overlay.write(ino, offset as u64, data.to_vec().into()).await;
+    assert_eq!(written.unwrap() as usize, data.len(), "at {offset}");
+}
+
+pub async fn close(overlay: &Overlay, ino: Ino) {
+    overlay.close(ino, true).await.unwrap();
+    overlay.release(ino, RDWR);
+}
+
+/// Returns the content of a file in the pool.
+pub fn in_pool(fixture: &Fixture, path: &str) -> Option<Vec<u8>> {
+    let snapshot = fixture.memory.snapshot();
+    snapshot.into_iter().find(|(at, _)| *at == pool_path(path)).map(|(_, entry)| entry.content.to_vec())
+}
+
 /// Copies a directory in its current state, which is what a kill of the program would leave. Repeats the copy if files
 /// came, went or changed meanwhile, because RocksDB makes and removes files in the background.
 pub fn image(from: &Path, to: &Path) {

@@ -28,24 +28,10 @@ fn options(fixture: &Fixture) -> Options {
     Options { limit_bytes: Some(LIMIT), policy: Policy::parse(text).unwrap(), ..fixture.options() }
 }
 
-async fn create(overlay: &Overlay, name: &str) -> Ino {
-    overlay.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, CALLER).await.unwrap().0.attr.ino
-}
-
-async fn put(overlay: &Overlay, ino: Ino, offset: usize, data: &[u8]) {
-    let written = overlay.write(ino, offset as u64, data.to_vec().into()).await;
-    assert_eq!(written.unwrap() as usize, data.len(), "at {offset}");
-}
-
 async fn fill(overlay: &Overlay, ino: Ino, data: &[u8]) {
     for at in (0..data.len()).step_by(MIB) {
         put(overlay, ino, at, &data[at..data.len().min(at + MIB)]).await;
     }
-}
-
-async fn close(overlay: &Overlay, ino: Ino) {
-    overlay.close(ino, true).await.unwrap();
-    overlay.release(ino, RDWR);
 }
 
 /// Reads all of a file by its inode.
@@ -58,11 +44,6 @@ async fn all(overlay: &Overlay, ino: Ino) -> Vec<u8> {
         }
         found.extend(piece);
     }
-}
-
-fn in_pool(fixture: &Fixture, path: &str) -> Option<Vec<u8>> {
-    let snapshot = fixture.memory.snapshot();
-    snapshot.into_iter().find(|(at, _)| *at == pool_path(path)).map(|(_, entry)| entry.content.to_vec())
 }
 
 /// Waits until the pool has no part any more.

@@ -23,20 +23,6 @@ fn options(fixture: &Fixture) -> Options {
     Options { limit_bytes: Some(LIMIT), policy: Policy::parse(text).unwrap(), ..fixture.options() }
 }
 
-async fn create(overlay: &Overlay, name: &str) -> Ino {
-    overlay.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, CALLER).await.unwrap().0.attr.ino
-}
-
-async fn put(overlay: &Overlay, ino: Ino, offset: usize, data: &[u8]) {
-    let written = overlay.write(ino, offset as u64, data.to_vec().into()).await;
-    assert_eq!(written.unwrap() as usize, data.len(), "at {offset}");
-}
-
-async fn close(overlay: &Overlay, ino: Ino) {
-    overlay.close(ino, true).await.unwrap();
-    overlay.release(ino, RDWR);
-}
-
 /// Writes a file that is larger than the limit. Returns its content, too.
 async fn written_through(fixture: &Fixture) -> (Overlay, Ino, Vec<u8>) {
     let overlay = Overlay::open(options(fixture)).await.unwrap();
@@ -57,11 +43,6 @@ async fn killed_beside_a_write(fixture: &Fixture) -> (TempDir, Ino, Vec<u8>) {
     fixture.memory.write_at(&pool_path("large"), 12 << 20, "the last write".into()).await.unwrap();
     expected.extend(b"the last write");
     (killed, ino, expected)
-}
-
-fn in_pool(fixture: &Fixture, path: &str) -> Option<Vec<u8>> {
-    let snapshot = fixture.memory.snapshot();
-    snapshot.into_iter().find(|(at, _)| *at == pool_path(path)).map(|(_, entry)| entry.content.to_vec())
 }
 
 /// SEMANTICS 47: "a file that does not fit is written through"

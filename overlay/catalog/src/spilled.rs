@@ -25,6 +25,10 @@ impl SpilledRange {
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.part.len
     }
+
+    pub fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.offset < range.end && range.start < self.range().end
+    }
 }
 
 /// The spilled ranges of a content file: ascending, and without overlaps.
@@ -47,8 +51,8 @@ impl Spilled {
 
     /// Returns the ranges that overlap with `range`.
     pub fn in_range(&self, range: &Range<u64>) -> impl Iterator<Item = &SpilledRange> {
-        let (start, end) = (range.start, range.end);
-        self.0.iter().filter(move |spilled| spilled.offset < end && start < spilled.range().end)
+        let range = range.clone();
+        self.0.iter().filter(move |spilled| spilled.overlaps(&range))
     }
 
     /// Adds a range, which overlaps with no other.

@@ -33,6 +33,7 @@ use futures::StreamExt;
 use parking_lot::Mutex;
 
 use super::{Inner, Ino};
+pub(crate) use upload::{next_data, written_meanwhile};
 
 /// Steps that run at the same time.
 const CONCURRENCY: usize = 16;

@@ -25,13 +25,15 @@ use forebay_catalog::{Spilled, SpilledRange};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 
-use super::super::{Inner, MEMORY_UNIT_BYTES, Txn, blocking};
+use super::super::writeback::{next_data, written_meanwhile};
+use super::super::{Inner, Txn, blocking};
 use super::{failed, through};
 use crate::node::Node;
 pub(crate) use parts::PartsUnderWay;
 
 /// The fast pool holds so many parts, if they are not too small or too large for that.
 const PARTS_IN_FAST_POOL: u64 = 32;
+/// The largest part: a write into it fetches all of it.
 const PART_MAX_BYTES: u64 = 512 << 20;
 /// The most spilled ranges of a file. S3 makes an object of 10,000 parts at most, and there may be a part of the content
 /// file before and after each range.
@@ -48,6 +50,7 @@ const ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(20);
 /// How many times more than once parts may be sent for nothing, because a program changed the file meanwhile.
 const WASTED_MAX: u32 = 1;
+/// How often a read begins again because other ranges are spilled meanwhile.
 const READ_ATTEMPTS: u32 = 100;
 
 /// The outcome of an attempt to spill.
@@ -215,7 +218,8 @@ impl Inner {
         let spilled = self.catalog.spilled(ContentId(content.id))?;
         let mut ranges = Vec::new();
         for spilled in spilled.ranges() {
-            if next_data(&content, spilled.offset)?.is_some_and(|at| at < spilled.range().end) {
+            let range = spilled.range();
+            if next_data(&content.file, range.start, range.end)?.is_some() {
                 ranges.push(spilled.range());
             }
         }
@@ -264,7 +268,7 @@ impl Inner {
         let mut at = 0;
         // Holes are passed over in one step, however long they are.
         while chosen.len() < parts
-            && let Some(data) = next_data(content, at)?
+            && let Some((data, _)) = next_data(&content.file, at, size)?
         {
             let range = data / bytes * bytes..(data / bytes + 1).saturating_mul(bytes);
             if range.end > size {
@@ -296,22 +300,11 @@ impl Inner {
                     return Ok(None);
                 }
                 let len = (range.end - at).min(CHUNK_BYTES);
-                inner.may_send(len).await;
-                let data = inner.read_for_pool(&content, at, len).await?;
-                inner.counters.pool_written_bytes.fetch_add(len, std::sync::atomic::Ordering::Relaxed);
+                let data = inner.read_for_pool(ContentId(content.id), &content.file, at, len).await?;
                 Ok(Some((Piece { offset: at - range.start, data }, at + len)))
             }
         })
         .boxed()
-    }
-
-    async fn read_for_pool(&self, content: &Arc<Content>, at: u64, len: u64) -> Result<Bytes> {
-        let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
-        let cut = || Error::new(ErrorKind::Busy, Side::Application, "the file is being written");
-        let _memory = self.memory.acquire_many(units).await.map_err(|_| cut())?;
-        let data = self.io.read_at(content.file.clone(), at, len as usize).await;
-        let data = data.inspect_err(|error| _ = self.store.note_error(ContentId(content.id), error))?;
-        if data.len() as u64 == len { Ok(data) } else { Err(cut()) }
     }
 
     /// Returns the content of a file with spilled ranges as parts: those that were sent, and what is in the content file.
@@ -327,7 +320,7 @@ impl Inner {
         let file = node.state.lock().record.file;
         if !file.is_spilled() || file.content() != Some(id) {
             // It was emptied since, and its ranges with it.
-            return Err(Error::new(ErrorKind::Busy, Side::Application, "the file is being written"));
+            return Err(written_meanwhile());
         }
         let (mut parts, mut at) = (Vec::new(), 0);
         let here = |range: Range<u64>| Part::Here {
@@ -361,8 +354,7 @@ impl Inner {
                 return Ok(None);
             }
             let range = offset..offset.saturating_add(data.len() as u64);
-            self.bring_back(node, &range, |spilled| spilled.offset < range.end && range.start < spilled.range().end)
-                .await?;
+            self.bring_back(node, &range, |spilled| spilled.overlaps(&range)).await?;
             self.make_room_by_spilling(node, &range).await?;
             let content = {
                 let mut state = node.state.lock();
@@ -443,12 +435,11 @@ impl Inner {
         }
         for spilled in &coming {
             let range = spilled.range();
-            let reserve = || self.reserve_for_write(node, &content, range.start, range.end - range.start);
             let keep =
                 if keep.is_empty() { range.clone() } else { keep.start.min(range.start)..keep.end.max(range.end) };
             self.make_room_by_spilling(node, &keep).await?;
             // The flush is not waited for: the caller holds the flush lock.
-            let (_share, space) = reserve().await?;
+            let (_share, space) = self.reserve_for_write(node, &content, range.start, range.end - range.start).await?;
             let pieces = (range.start..range.end).step_by(CHUNK_BYTES as usize);
             let mut pieces = stream::iter(pieces.map(|at| async move {
                 let end = spilled.range().end.min(at + CHUNK_BYTES);
@@ -571,15 +562,6 @@ impl Inner {
 /// Returns a name that no other part has.
 fn new_name() -> String {
     format!("{:032x}", rand::random::<u128>())
-}
-
-/// Returns the offset of the next byte of a content file, from `at` on, that is not in a hole.
-fn next_data(content: &Content, at: u64) -> Result<Option<u64>> {
-    match rustix::fs::seek(&*content.file, rustix::fs::SeekFrom::Data(at)) {
-        Ok(data) => Ok(Some(data)),
-        Err(rustix::io::Errno::NXIO) => Ok(None),
-        Err(e) => Err(failed(e.into())),
-    }
 }
 
 fn punch(content: &Content, range: &Range<u64>) -> Result<()> {

@@ -252,20 +252,28 @@ impl Inner {
                     return Ok(None);
                 };
                 let len = (end - start).min(CHUNK_BYTES);
-                inner.may_send(len).await;
-                let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
-                let _memory = inner.memory.acquire_many(units).await.map_err(|_| written_meanwhile())?;
-                let data = inner.io.read_at(file.clone(), start, len as usize).await;
-                let id = ContentId(content.id);
-                let data = data.inspect_err(|error| _ = inner.store.note_error(id, error))?;
-                if data.len() as u64 != len {
-                    return Err(written_meanwhile());
-                }
-                inner.counters.pool_written_bytes.fetch_add(len, Ordering::Relaxed);
+                let data = inner.read_for_pool(ContentId(content.id), &file, start, len).await?;
                 Ok(Some((Piece { offset: start, data }, (start + len, false))))
             }
         })
         .boxed()
+    }
+
+    /// Reads `len` bytes of a content file, or of a copy of it, that are sent to the pool next.
+    ///
+    /// # Errors
+    /// `Busy` if the file is shorter by now.
+    pub(crate) async fn read_for_pool(&self, id: ContentId, file: &Arc<File>, at: u64, len: u64) -> Result<Bytes> {
+        self.may_send(len).await;
+        let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
+        let _memory = self.memory.acquire_many(units).await.map_err(|_| written_meanwhile())?;
+        let data = self.io.read_at(file.clone(), at, len as usize).await;
+        let data = data.inspect_err(|error| _ = self.store.note_error(id, error))?;
+        if data.len() as u64 != len {
+            return Err(written_meanwhile());
+        }
+        self.counters.pool_written_bytes.fetch_add(len, Ordering::Relaxed);
+        Ok(data)
     }
 
     /// Commits an upload: the file is clean, unless a program wrote it since. `names` adds changes of names to the same
@@ -447,7 +455,7 @@ fn await_writes(file: &File) -> Result<()> {
 }
 
 /// Returns the next range from `at` on that is not a hole.
-fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
+pub(crate) fn next_data(file: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     use rustix::fs::SeekFrom;
     if at >= size {
         return Ok(None);
@@ -470,7 +478,7 @@ fn differing(ours: &Xattrs, theirs: &Xattrs) -> XattrChanges {
     set.chain(removed.map(|(name, _)| (name.clone(), None))).collect()
 }
 
-fn written_meanwhile() -> Error {
+pub(crate) fn written_meanwhile() -> Error {
     Error::new(ErrorKind::Busy, Side::Application, "the file is being written")
 }
 
