@@ -2,6 +2,7 @@
 
 mod batch;
 mod policy;
+mod quota;
 mod scratch;
 mod serve;
 mod simulate;
@@ -20,6 +21,7 @@ pub use batch::{
     SlurmCommand, StartArgs, WaitArgs,
 };
 pub use policy::PolicyCommand;
+pub use quota::QuotaCommand;
 pub use scratch::{ScratchCommand, ScratchCreateArgs};
 pub use serve::{AccessLogFormat, ServeArgs, SignUrlArgs};
 pub use simulate::{EvictionArgs, SimulateClusterArgs, SimulateCommand};
@@ -96,6 +98,11 @@ pub enum Command {
     Policy {
         #[command(subcommand)]
         command: PolicyCommand,
+    },
+    /// Quotas: what users and groups hold of the fast pool, and what they may.
+    Quota {
+        #[command(subcommand)]
+        command: QuotaCommand,
     },
     /// Run a command as a job, and record what it reads and writes under the mounts. Exits as the command does.
     Run(RunArgs),

@@ -15,6 +15,7 @@ mod peers;
 mod policy;
 mod processes;
 mod profile;
+mod quota;
 mod run;
 mod scratch;
 mod serve;
@@ -52,6 +53,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Job { command } => job::run(command, output),
         Command::Scratch { command } => scratch::run(command, output),
         Command::Policy { command } => policy::run(command, output),
+        Command::Quota { command } => quota::run(command, output),
         Command::View { command } => view::run(command, output),
         Command::Slurm { command } => slurm::run(&command, output),
         Command::Profile { command } => profile::run(command, output),

@@ -9,6 +9,7 @@ pub mod paths;
 pub mod peers;
 pub mod policy;
 pub mod protocol;
+pub mod quotas;
 pub mod scratch;
 pub mod views;
 

@@ -14,6 +14,7 @@ use crate::operator::{
 };
 use crate::peers::PeersStatus;
 use crate::policy::{PolicyEffect, PolicyExplanation, PolicyVerb};
+use crate::quotas::{QuotaReport, QuotaVerb};
 use crate::scratch::{CommitReport, ScratchDir, ScratchVerb};
 use crate::views::{View, ViewChanges, ViewVerb};
 
@@ -63,6 +64,7 @@ pub enum Request {
     Scratch(ScratchVerb),
     View(ViewVerb),
     Policy(PolicyVerb),
+    Quota(QuotaVerb),
     /// Returns what jobs have used so far.
     Sample {
         /// The time until the client's next request of this kind.
@@ -112,6 +114,7 @@ pub enum Reply {
     ViewChanges(ViewChanges),
     PolicyExplanation(PolicyExplanation),
     PolicyEffect(Box<PolicyEffect>),
+    Quotas(Box<QuotaReport>),
     Sample(Sample),
     Peers(Box<PeersStatus>),
     PoolCalls(Box<MetricsSnapshot>),

@@ -253,6 +253,11 @@ async fn carry_out(
             let done = out.waiting_for(engine, done).await?;
             out.send(&done?).await?;
         }
+        Request::Quota(verb) => {
+            let asked = overlay.clone();
+            let report = out.waiting_for(engine, async move { asked.quotas(verb).await }).await?;
+            out.send(&Reply::Quotas(Box::new(report.map_err(Failure::from)?))).await?;
+        }
         Request::View(verb) => {
             let (asked, client) = (overlay.clone(), owner(client).ok());
             let done = out.waiting_for(engine, async move { views::carry_out(&asked, verb, client).await }).await?;

@@ -39,6 +39,11 @@ pub trait Advisor: Send + Sync {
         Vec::new()
     }
 
+    /// Returns the user of a job or an allocation, which owns leases. Blocks.
+    fn user_of(&self, _owner: &str) -> Option<u32> {
+        None
+    }
+
     /// Predicts what a command will read, and plans what of it to stage. Blocks.
     fn foresee(&self, _invocation: &Invocation, _means: Means) -> Result<Foreseen> {
         Ok(Foreseen::default())

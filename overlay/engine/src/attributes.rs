@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use forebay_cache::Stamp;
+use forebay_policy::QuotaSubject;
 use forebay_system::clock::stamp_now;
 
 use super::coherence::Age;
@@ -17,6 +18,7 @@ use super::set_id::{is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::node::{Node, NodeState};
+use crate::quotas::QuotaPromise;
 
 /// The kernel waits for attributes of an inode, so it needs no notification of changes that the answer shows.
 struct Answering<'a> {
@@ -80,6 +82,7 @@ impl Overlay {
         let caps = inner.pool.capabilities();
         let with_acl = change.mode.is_some() && caps.objects.xattrs;
         let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
+        let _room = inner.room_for_new_group(&node, change, caller)?;
         inner.apply(&node, change, caller, access.as_deref())?;
         if change.size.is_some() && !node.state.lock().opens.any() {
             inner.flush_bell.notify_one();
@@ -145,6 +148,25 @@ impl Inner {
             mtime,
             ctime,
         })
+    }
+
+    /// Promises room in the quota of the group that an ordinary user gives a file to.
+    ///
+    /// # Errors
+    /// `Quota` with the numbers.
+    fn room_for_new_group(&self, node: &Node, change: &Change, caller: Caller) -> Result<Option<QuotaPromise>> {
+        let Some(gid) = change.gid.filter(|_| caller.uid != 0 && self.quotas.count()) else { return Ok(None) };
+        let bytes = {
+            let mut state = node.state.lock();
+            if state.record.gid == gid || !state.record.file.is_dirty() {
+                return Ok(None);
+            }
+            self.counted_bytes(&mut state)
+        };
+        match self.quotas.promise_to(&[QuotaSubject::Group(gid)], bytes, 1) {
+            Ok(promise) => Ok(Some(promise)),
+            Err(refusal) => Err(self.quotas.refused(refusal, bytes, 1)),
+        }
     }
 
     fn dirty_times(&self, ino: Ino, state: &mut NodeState) -> Result<(u64, u64, Time, Time)> {

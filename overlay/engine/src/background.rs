@@ -52,6 +52,9 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     });
     // If the scan ended without the notification, it has logged the reason.
     let _ = has_begun.await;
+    if inner.quotas.count() {
+        inner.begin_counting_quotas();
+    }
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();
         tokio::spawn(async move {
@@ -156,6 +159,7 @@ impl Inner {
         };
         self.save_counts()?;
         self.forget_uploads()?;
+        self.quotas.save(&self.catalog)?;
         self.table.give_back();
         self.catalog.set_used_bytes(self.content_bytes())?;
         self.catalog.reserve_numbers()?;

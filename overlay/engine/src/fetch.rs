@@ -398,8 +398,7 @@ impl Inner {
             }
             None => self.store.budget.account_reserved(before, occupied, space),
         }
-        let dirty = state.record.file.is_dirty() && !state.is_deleted();
-        self.shares.charge(ino, dirty.then_some((state.record.uid, occupied)));
+        self.charge_bytes(ino, state, occupied);
         state.count_unsaved |= before != occupied;
         Ok(())
     }

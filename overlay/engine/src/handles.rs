@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::node::{Node, Readahead};
-use crate::shares::Promise;
+use crate::space::owner_room::OwnerRoom;
 use crate::status::ReadSource;
 use crate::tiers::device_health::is_of_device;
 pub(crate) use spill::PartsUnderWay;
@@ -238,7 +238,7 @@ impl Overlay {
             false => inner.changeable_content(&node).await?,
         };
         let bytes = if takes_space { len } else { 0 };
-        let _share = inner.share_of_owner(&node, bytes).await?;
+        let _room = inner.room_for_file(&node, bytes).await?;
         let space = inner.with_room(|| inner.reserve(bytes)).await?;
         let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
         let allocate = || {
@@ -490,12 +490,12 @@ impl Inner {
         content: &Content,
         offset: u64,
         len: u64,
-    ) -> Result<(Promise, Reservation)> {
+    ) -> Result<(OwnerRoom, Reservation)> {
         let meta = content.file.metadata().map_err(failed)?;
         let dense = meta.blocks() * 512 >= meta.size();
         let inside = offset.saturating_add(len) <= meta.size();
         let bytes = if dense && inside { 0 } else { len };
-        Ok((self.share_of_owner(node, bytes).await?, self.reserve(bytes).await?))
+        Ok((self.room_for_file(node, bytes).await?, self.reserve(bytes).await?))
     }
 
     /// Returns the node of a regular file.

@@ -22,7 +22,7 @@
 //! | `advisor`, `ahead` | what the engine asks the `jobs` crate; what the `jobs` crate needs of the engine |
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
 //! | `peers` | bytes from other nodes before the pool, and for them |
-//! | `node`, `shares` | inodes in memory; shares of users |
+//! | `node`, `shares`, `quotas` | inodes in memory; shares of users; quotas of users and groups |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
 //! | `served` | files for front ends without a kernel: by path, with a user's rights, under one version |
 //! | `stored` | files that a front end writes once, and reads while they are resident |
@@ -50,6 +50,7 @@ mod paths;
 mod peers;
 mod permission;
 mod policies;
+mod quotas;
 mod resident_tree;
 pub(crate) mod rights;
 pub mod salvage;
@@ -197,6 +198,7 @@ pub(crate) struct Inner {
     pub views: views::Views,
     pub tiers: tiers::TierWork,
     pub shares: Arc<Shares>,
+    pub quotas: Arc<quotas::Quotas>,
     pub parts_under_way: handles::PartsUnderWay,
     pub opened_at: std::time::Instant,
     pub reattached: bool,
@@ -255,6 +257,7 @@ impl Overlay {
             catalog.set_queue_delay(options.policy.shortest_idle());
             let catalog = Arc::new(catalog);
             let settle = catalog.clone();
+            let quotas = quotas::Quotas::open(&options.policy.quotas, &catalog)?;
             let shares = Shares::new(options.policy.shares, store.budget.limit());
             let inner = Arc::new(Inner {
                 pool: options.pool,
@@ -300,6 +303,7 @@ impl Overlay {
                 tiers: tiers::TierWork::new(&options.policy),
                 policies: policies::Policies::new(options.policy),
                 shares,
+                quotas,
                 reattached: options.reattached,
                 inherited: Mutex::default(),
                 flusher: writeback::Flusher::default(),

@@ -221,7 +221,11 @@ impl Overlay {
     pub fn set_policy(&self, policy: Policy) {
         self.inner.catalog.set_queue_delay(policy.shortest_idle());
         let policy = policy.with_tiers_of(&self.inner.policy());
+        let must_count = self.inner.quotas.set_policy(&policy.quotas);
         self.inner.policies.0.store(Arc::new(policy));
+        if must_count {
+            self.inner.begin_counting_quotas();
+        }
         self.inner.policy_changed();
     }
 

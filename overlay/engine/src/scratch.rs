@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use super::{Inner, Ino, Overlay, blocking};
+use crate::quotas::{FileOwner, SpaceHolder};
 
 /// The key of the records in the catalog.
 const KEY: &str = "scratch";
@@ -115,6 +116,9 @@ impl Overlay {
             return Ok(known);
         }
         let limit = request.limit_bytes;
+        let owner = FileOwner { uid, gid };
+        let promised = inner.quotas.promise(owner, limit.unwrap_or(0), 0);
+        let promised = promised.map_err(|refusal| inner.quotas.refused(refusal, limit.unwrap_or(0), 0))?;
         let reserved = inner.reserve(limit.unwrap_or(0)).await?;
         blocking(move || {
             let record = ScratchRecord {
@@ -139,8 +143,9 @@ impl Overlay {
                     return Err(error);
                 }
                 inner.store.account_on(record_device, 0, limit.unwrap_or(0));
+                inner.charge_owner_of_scratch(&request.id, known.get(&request.id));
             }
-            drop((known, reserved));
+            drop((known, reserved, promised));
             inner.catalog.sync()?;
             inner.scratch.bell.notify_one();
             inner.shown_scratch(&request.id, Some(uid))?.ok_or_else(|| unknown(&request.id))
@@ -170,6 +175,7 @@ impl Overlay {
         inner.store.discard_scratch(taken.record.device, id, inner.catalog.new_content()?.0)?;
         let mut known = inner.scratch.known.lock();
         let charged_bytes = known.remove(id).map_or(0, |known| known.charged_bytes);
+        inner.charge_owner_of_scratch(id, None);
         inner.save_scratch(&known)?;
         drop(known);
         inner.store.account_on(taken.record.device, charged_bytes, 0);
@@ -383,6 +389,22 @@ impl Inner {
         };
         self.store.account_on(known.record.device, known.charged_bytes, is);
         known.charged_bytes = is;
+        self.charge_owner_of_scratch(id, Some(known));
+    }
+
+    /// Charges the quotas of the owner of a directory. Call it under the lock of the known directories.
+    fn charge_owner_of_scratch(&self, id: &str, known: Option<&KnownScratch>) {
+        let has = known.map(|known| {
+            let owner = FileOwner { uid: known.record.uid, gid: known.record.gid };
+            (owner, known.charged_bytes)
+        });
+        self.quotas.charge(&SpaceHolder::Scratch(id.to_owned()), has);
+    }
+
+    /// Charges the quotas of all owners of directories.
+    pub(crate) fn charge_all_scratch(&self) {
+        let all = self.scratch.known.lock();
+        all.iter().for_each(|(id, known)| self.charge_owner_of_scratch(id, Some(known)));
     }
 }
 

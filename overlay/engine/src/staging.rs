@@ -42,6 +42,17 @@ struct StagingTerms<'a> {
     rate: Option<Rate>,
 }
 
+/// What a request asks for.
+struct ToStage {
+    files: Vec<Ino>,
+    /// How many of the files were requested. Those after them are only expected to be read.
+    declared: usize,
+    /// The bytes of files that came with a listing.
+    arrived: HashMap<Ino, u64>,
+    /// For the operator.
+    message: Option<String>,
+}
+
 /// Runs `work` until a moment, and no longer. Returns `None` if it did not finish.
 async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match until {
@@ -104,7 +115,9 @@ impl Overlay {
             reporter.done(Some("the time was up before all was found that is to be staged".into()));
             return Ok(());
         };
-        let (files, arrived, mut message) = found?;
+        let ToStage { mut files, declared, arrived, mut message } = found?;
+        let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
+        self.keep_to_quota(&mut files, declared, owner, &mut message).await?;
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             consume_budget().await;
@@ -120,7 +133,6 @@ impl Overlay {
             reporter.planned(files.len() as u64, missing, message);
             return Ok(());
         }
-        let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
         if owner.is_empty() {
             let what = "the job that is to own the leases does not run";
             return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
@@ -155,14 +167,45 @@ impl Overlay {
         Ok(())
     }
 
-    /// Returns the files to stage, the bytes of those that came with the listing, and a message for the operator.
+    /// Leaves out expected files that the quota of the owner's user does not allow.
+    ///
+    /// # Errors
+    /// `Quota` if it does not allow the requested ones.
+    async fn keep_to_quota(
+        &self,
+        files: &mut Vec<Ino>,
+        declared: usize,
+        owner: &str,
+        message: &mut Option<String>,
+    ) -> Result<()> {
+        if self.inner.policy().quotas.is_empty() || owner.is_empty() {
+            return Ok(());
+        }
+        let mut sizes = Vec::with_capacity(files.len());
+        for ino in files.iter() {
+            consume_budget().await;
+            let node = self.inner.node_unless_gone(*ino)?;
+            let size = node.map(|node| self.inner.attr_of(&node)).transpose()?.map_or(0, |attr| attr.size);
+            sizes.push((*ino, size));
+        }
+        let (inner, owner) = (self.inner.clone(), owner.to_owned());
+        let allowed = super::blocking(move || inner.check_staged(&owner, &sizes, declared)).await?;
+        let left_out = files.len() - allowed;
+        if left_out > 0 {
+            files.truncate(allowed);
+            let why = format!("{left_out} files that may be read are left out: the user's quota has no room for them");
+            *message = Some(message.take().map_or(why.clone(), |message| format!("{message}; {why}")));
+        }
+        Ok(())
+    }
+
     async fn files_to_stage(
         &self,
         request: &StageRequest,
         begun: Instant,
         until: Option<Instant>,
         reporter: &Reporter,
-    ) -> Result<(Vec<Ino>, HashMap<Ino, u64>, Option<String>)> {
+    ) -> Result<ToStage> {
         let arrivals = Arrivals::default();
         // Contents that come with a listing arrive at full speed, so they are not requested if there is a rate.
         let ask = match request.dry_run || request.bytes_per_second.is_some() {
@@ -170,11 +213,11 @@ impl Overlay {
             false => Ask::Contents(Age::Since(begun), &arrivals),
         };
         let mut files = self.files_of(&request.paths, ask, reporter).await?;
-        let mut message = None;
+        let (declared, mut message) = (files.len(), None);
         if let Some(invocation) = &request.invocation {
             message = self.add_foreseen(&mut files, invocation, until, request, reporter).await?;
         }
-        Ok((files, arrivals.0.into_inner(), message))
+        Ok(ToStage { files, declared, arrived: arrivals.0.into_inner(), message })
     }
 
     /// Adds to the declared files those that a command will probably read, in the order of its reads. Returns a message

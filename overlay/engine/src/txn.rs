@@ -566,7 +566,11 @@ impl<'a> Txn<'a> {
             drop(edit.node);
         }
         for (ino, record) in self.new {
+            let is_counted = record.file.is_dirty() && self.inner.quotas.count();
             self.inner.table.insert(ino, record);
+            if let Some(node) = self.inner.table.peek(ino).filter(|_| is_counted) {
+                self.inner.charge(ino, &mut node.state.lock());
+            }
         }
         for ino in gone {
             self.inner.table.drop_deleted(ino);

@@ -169,6 +169,13 @@ impl Registry {
         table.running.values().any(|running| running.head.summary.id == id && running.head.is_held)
     }
 
+    /// Returns the user of the running job of this name.
+    fn user_of(&self, id: &str) -> Option<u32> {
+        let table = self.table.lock();
+        let job = table.running.values().find(|running| running.head.summary.id == id);
+        job.map(|running| running.head.summary.uid)
+    }
+
     /// Returns whether a job of this name runs.
     pub fn runs(&self, id: &str) -> bool {
         self.number_of(id).is_some()
@@ -323,6 +330,12 @@ impl Advisor for Advice {
 
     fn jobs_of(&self, ino: Ino) -> Vec<JobFacts> {
         self.0.upgrade().map(|inner| inner.registry.jobs_of(ino)).unwrap_or_default()
+    }
+
+    fn user_of(&self, owner: &str) -> Option<u32> {
+        let inner = self.0.upgrade()?;
+        let of_allocation = || inner.engine.catalog().allocation(owner).ok()?.map(|allocation| allocation.uid);
+        inner.registry.user_of(owner).or_else(of_allocation)
     }
 
     fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {

@@ -213,7 +213,7 @@ fn kinds(fields: &PolicyFields<'_>) -> Result<Option<Vec<FileKind>>> {
     fields.texts("type")?.map(|texts| texts.into_iter().map(kind).collect()).transpose()
 }
 
-fn accounts(
+pub(crate) fn accounts(
     fields: &PolicyFields<'_>,
     key: &str,
     what: &str,

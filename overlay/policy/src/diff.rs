@@ -57,6 +57,7 @@ impl Policy {
             ("pool.deadline", time(mount.pool_deadline)),
             ("pool.retry", time(mount.pool_retry)),
             ("write-back", mount.write_back.to_string()),
+            ("quotas", mount.quotas.to_string()),
             ("cpu.wakeup-latency", mount.wakeup_latency.map_or_else(|| "any".into(), time)),
             ("prefetch.jobs", mount.prefetch.jobs.to_string()),
             ("prefetch.online", mount.prefetch.online.to_string()),

@@ -13,6 +13,7 @@ mod directory;
 mod document;
 mod files;
 mod index;
+mod quotas;
 mod sections;
 mod settings;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use document::Place;
 use document::{PolicyFields, PolicySource, invalid};
 pub use files::{FILES_MAX, PolicyFile, PolicyFiles, includes};
 use index::{IndexBuilder, RuleIndex};
+pub use quotas::{QuotaLimits, QuotaPolicy, QuotaSubject};
 use sections::SECTIONS;
 pub use sections::{MountPolicy, Prefetch, SharePolicy, SpacePolicy};
 use settings::PathSetting;
@@ -121,9 +123,11 @@ impl Policy {
         for file in &files.0 {
             let (source, document) = PolicySource::parse(&file.name, &file.text)?;
             let document = document.as_table();
-            let known: Vec<&str> = ["include", "default", "rule", "tier"].into_iter().chain(SECTIONS).collect();
+            let known: Vec<&str> =
+                ["include", "default", "rule", "tier", "quota"].into_iter().chain(SECTIONS).collect();
             PolicyFields::of(&source, "a policy", document, &known)?;
             policy.mount.take(&source, document)?;
+            policy.mount.quotas.read(&source, document, context.accounts)?;
             let settings = SettingName::ALL.map(SettingName::key);
             if let Some(default) = PolicyFields::section(&source, document, "default", &settings)? {
                 for (setting, place) in PathSetting::all_of(&default)? {

@@ -7,6 +7,7 @@ use forebay_backends::Result;
 use toml_edit::Table;
 
 use crate::document::{PolicyFields, PolicySource, duration, meant};
+use crate::quotas::QuotaPolicy;
 use crate::settings::SettingName;
 use crate::tiers::{self, Tier};
 use crate::writeback::{RateWindow, WriteBack, rate};
@@ -68,6 +69,7 @@ pub struct MountPolicy {
     /// Fastest first. Empty: the `--fast` directories are the only tier.
     pub tiers: Vec<Tier>,
     pub write_back: WriteBack,
+    pub quotas: QuotaPolicy,
     /// The settings that the owner of a directory may make for it by an extended attribute.
     pub allowed: Vec<SettingName>,
 }
@@ -86,6 +88,7 @@ impl Default for MountPolicy {
             wakeup_latency: Some(Duration::ZERO),
             tiers: Vec::new(),
             write_back: WriteBack::default(),
+            quotas: QuotaPolicy::default(),
             allowed: Vec::new(),
         }
     }

@@ -10,6 +10,16 @@ pub fn group_of(uid: u32) -> Option<u32> {
     Some(User::from_uid(Uid::from_raw(uid)).ok()??.gid.as_raw())
 }
 
+/// Returns the name of a user, if the machine knows the user.
+pub fn name_of_user(uid: u32) -> Option<String> {
+    Some(User::from_uid(Uid::from_raw(uid)).ok()??.name)
+}
+
+/// Returns the name of a group, if the machine knows the group.
+pub fn name_of_group(gid: u32) -> Option<String> {
+    Some(Group::from_gid(Gid::from_raw(gid)).ok()??.name)
+}
+
 /// Returns the number of a user, if the machine knows the name.
 pub fn user_named(name: &str) -> Option<u32> {
     Some(User::from_name(name).ok()??.uid.as_raw())

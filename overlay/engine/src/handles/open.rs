@@ -14,6 +14,7 @@ use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
+use crate::quotas::FileOwner;
 use crate::tiers::device_health::is_of_device;
 
 /// How often an open starts again because the file changed meanwhile.
@@ -313,7 +314,7 @@ impl Inner {
         }
         let keep_cache = !std::mem::take(&mut state.kernel.pages_stale);
         let clean = !state.record.file.is_dirty();
-        let bypasses = write && stays && resident.is_some() && self.may_bypass(state.record.uid);
+        let bypasses = write && stays && resident.is_some() && self.may_bypass(FileOwner::of(&state.record));
         self.count_open(node.ino, &mut state, flags, bypasses);
         let used = resident.as_ref().filter(|_| clean && (bypasses || !write)).map(|content| ContentId(content.id));
         let passes = |content: &Arc<Content>| self.may_pass_through(ContentId(content.id));
@@ -351,7 +352,7 @@ impl Inner {
             let mut state = node.state.lock();
             if state.record.file.is_dirty() { 0 } else { self.counted_bytes(&mut state) }
         };
-        let _share = self.share_of_owner(node, bytes).await?;
+        let _room = self.room_for_file(node, bytes).await?;
         let (inner, node) = (self.clone(), node.clone());
         blocking(move || {
             let sync = || {

@@ -1,5 +1,7 @@
 //! New files, directories, links and special files.
 
+use std::sync::Arc;
+
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::FileState;
@@ -10,6 +12,7 @@ use forebay_system::clock::{stamp_now, unix_now};
 use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
 use super::exists;
 use crate::acl::{self, Acl};
+use crate::quotas::FileOwner;
 
 /// The properties of a new inode.
 pub(super) struct NewInode<'a> {
@@ -104,7 +107,7 @@ impl Overlay {
                 return Err(error);
             }
         };
-        let bypasses = !is_writable(flags) || inner.may_bypass(state.record.uid);
+        let bypasses = !is_writable(flags) || inner.may_bypass(FileOwner::of(&state.record));
         inner.count_open(ino, &mut state, flags, bypasses);
         if bypasses {
             state.opens.note_passthrough();
@@ -150,12 +153,14 @@ impl Overlay {
 }
 
 impl Inner {
-    async fn make(&self, parent: Ino, name: &[u8], new: NewInode<'_>) -> Result<Ino> {
+    async fn make(self: &Arc<Self>, parent: Ino, name: &[u8], new: NewInode<'_>) -> Result<Ino> {
         self.check_new_name(parent, name)?;
         if self.find(parent, name).await?.is_some() {
             return Err(exists(name));
         }
         let defaults = self.default_acl(parent).await?;
+        let files = u64::from(new.kind == FileKind::File);
+        let _room = self.owner_room(self.owner_of_new(parent, &new)?, 0, files).await?;
         let mut txn = Txn::begin(self);
         txn.live_dir(parent)?;
         if txn.name(parent, name)?.here.is_some() {
@@ -191,6 +196,12 @@ impl Inner {
         Ok(ino)
     }
 
+    fn owner_of_new(&self, parent: Ino, new: &NewInode<'_>) -> Result<FileOwner> {
+        let node = self.node(parent)?;
+        let dir = &node.state.lock().record;
+        Ok(FileOwner { uid: new.caller.uid, gid: gid_of_new(dir, new) })
+    }
+
     /// Returns the default ACL that a directory gives to new entries.
     async fn default_acl(&self, parent: Ino) -> Result<Option<Box<[u8]>>> {
         if !self.pool.capabilities().objects.xattrs {
@@ -209,7 +220,7 @@ impl Inner {
     ) -> Result<InodeRecord> {
         let dir = txn.live_dir(parent)?;
         let inherits_group = dir.mode & libc::S_ISGID != 0;
-        let gid = if inherits_group { dir.gid } else { new.caller.gid };
+        let gid = gid_of_new(dir, new);
         let is_dir = new.kind == FileKind::Directory;
         let default = default_acl.map(Acl::parse).transpose()?.flatten();
         let inherited = acl::inherit(new.kind, new.mode & 0o7777, new.umask, default.as_ref());
@@ -248,4 +259,9 @@ impl Inner {
             dirty: DirtyAttrs::default(),
         })
     }
+}
+
+/// Returns the group of a new inode.
+fn gid_of_new(dir: &InodeRecord, new: &NewInode<'_>) -> u32 {
+    if dir.mode & libc::S_ISGID != 0 { dir.gid } else { new.caller.gid }
 }

@@ -24,6 +24,7 @@ use super::merge::MergePlan;
 use super::{ScratchUse, TakenScratch};
 use crate::namespace::{Graft, GraftPoint};
 use crate::permission::{CHANGE, SEARCH, UserGroups};
+use crate::quotas::FileOwner;
 use crate::{Inner, Ino, blocking, parse_path, to_its_end};
 
 /// The key in the catalog of the mark of a commit: this and its number.
@@ -83,7 +84,7 @@ struct NewTree<'a> {
     /// Directories that stay, with the names under which they were found.
     kept: Vec<(GraftPoint, Ino)>,
     /// Owner and occupied bytes of each file.
-    files: Vec<(Ino, u32, u64)>,
+    files: Vec<(Ino, FileOwner, u64)>,
     report: CommitReport,
 }
 
@@ -371,7 +372,7 @@ impl Inner {
                     let mut residency = ContentRecord::empty(inos[number], 0);
                     residency.bytes = *occupied_bytes;
                     batch.put_content(*content, &residency);
-                    files.push((inos[number], entry.uid, *occupied_bytes));
+                    files.push((inos[number], FileOwner::of(&record), *occupied_bytes));
                     report.files += 1;
                     report.bytes += occupied_bytes;
                 }
@@ -383,17 +384,27 @@ impl Inner {
     }
 
     /// Counts what was a part of the scratch directory as dirty content.
-    fn count_committed(&self, taken: &TakenScratch, files: &[(Ino, u32, u64)], bytes: u64) {
+    fn count_committed(&self, taken: &TakenScratch, files: &[(Ino, FileOwner, u64)], bytes: u64) {
+        // The files first: what is counted twice for a moment refuses nothing that fits.
+        for (ino, owner, bytes) in files {
+            if self.quotas.count() {
+                // A program may have changed the file since the commit.
+                let Ok(node) = self.node(*ino) else { continue };
+                self.charge(*ino, &mut node.state.lock());
+                drop(node);
+                self.table.drop_idle(*ino);
+            } else if self.shares.has_share(owner.uid) {
+                self.shares.charge(*ino, Some((owner.uid, *bytes)));
+            }
+        }
         if let Some(known) = self.scratch.known.lock().get_mut(&taken.id) {
             let charged = known.charged_bytes.saturating_sub(bytes);
             self.store.budget.account(known.charged_bytes, charged);
             known.charged_bytes = charged;
             known.used_bytes = known.used_bytes.saturating_sub(bytes);
+            self.charge_owner_of_scratch(&taken.id, Some(known));
         }
         self.store.budget.account(0, bytes);
-        for (ino, uid, bytes) in files.iter().filter(|(_, uid, _)| self.shares.has_share(*uid)) {
-            self.shares.charge(*ino, Some((*uid, *bytes)));
-        }
     }
 
     fn undo_commit(&self, tree: &DetachedTree) -> Result<()> {

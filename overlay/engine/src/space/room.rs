@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{ErrorKind, Result, Side};
 use forebay_catalog::Intent;
-use forebay_policy::FlushPolicy;
+use forebay_policy::{FlushPolicy, QuotaSubject};
 use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, blocking};
+use crate::node::Node;
 
 /// How long a writer waits in all.
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -19,6 +20,9 @@ const STALLED_MAX: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long the answer whether the flush can make room is used again: many writers may need it.
 const KNOWN_FOR: Duration = Duration::from_millis(500);
+/// How many files of a user or a group are looked at for one that the flush may send. If there are more, one is expected
+/// to be among them.
+const FILES_LOOKED_AT: usize = 256;
 
 /// The writers that wait for room.
 #[derive(Debug, Default)]
@@ -118,19 +122,32 @@ impl Inner {
         .await
     }
 
+    /// Whether the background flush may send a file of a user or a group soon.
+    pub(crate) async fn may_be_flushed_of(self: &Arc<Self>, subject: QuotaSubject) -> Result<bool> {
+        if self.health.why_down().is_some() {
+            return Ok(false);
+        }
+        let inner = self.clone();
+        blocking(move || {
+            let files = inner.quotas.dirty_files_of(subject, FILES_LOOKED_AT + 1);
+            Ok(files.len() > FILES_LOOKED_AT || files.into_iter().any(|ino| inner.may_be_flushed(ino)))
+        })
+        .await
+    }
+
     /// Whether the background flush is expected to send a file, so that it may be evicted then.
     fn frees_room(&self, ino: Ino) -> bool {
+        let has_blocks = |node: &Node| self.attr_of(node).is_ok_and(|attr| attr.blocks > 0);
+        self.may_be_flushed(ino) && self.node(ino).is_ok_and(|node| has_blocks(&node))
+    }
+
+    /// Whether the background flush is expected to send a file.
+    fn may_be_flushed(&self, ino: Ino) -> bool {
         let Ok(node) = self.node(ino) else { return false };
         if self.policy_of(&node).flush() == FlushPolicy::Manual || self.flusher.errors.of(ino).is_some() {
             return false;
         }
-        {
-            let state = node.state.lock();
-            let is_dirty = state.record.file.is_dirty() && !state.is_unlinked(ino);
-            if !is_dirty || state.may_be_written() {
-                return false;
-            }
-        }
-        self.attr_of(&node).is_ok_and(|attr| attr.blocks > 0)
+        let state = node.state.lock();
+        state.record.file.is_dirty() && !state.is_unlinked(ino) && !state.may_be_written()
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::super::{Inner, Ino};
 use crate::node::{Node, NodeState};
-use crate::shares::Promise;
+use crate::quotas::FileOwner;
 
 /// Room that must be left, free or evictable, to open a file for passthrough writes.
 const ROOM_FOR_PASSTHROUGH: u64 = 1 << 30;
@@ -28,11 +28,6 @@ const LAST_ROOM: u64 = 200 << 20;
 /// Intervals between counts: while there is little room, and while there is plenty.
 const COUNT_OFTEN: Duration = Duration::from_millis(4);
 const COUNT_SELDOM: Duration = Duration::from_millis(100);
-
-/// How long a writer waits for its owner's share while the flush makes no room, and the interval of its attempts. The
-/// flush looks at a file within a second.
-const SHARE_PATIENCE: Duration = Duration::from_secs(5);
-const SHARE_AGAIN: Duration = Duration::from_millis(20);
 
 /// How old the known free space of the devices may be at an open: little is written meanwhile, compared with the room
 /// that must be left.
@@ -58,9 +53,9 @@ pub(crate) struct WriteThrottle {
 impl Inner {
     /// Whether a file may be opened for passthrough writes now. If that needs an eviction first, the next count makes
     /// room.
-    pub(crate) fn may_bypass(&self, owner: u32) -> bool {
-        // The share of a user is bounded in the same way.
-        if self.shares.room_bytes(owner) < ROOM_FOR_PASSTHROUGH {
+    pub(crate) fn may_bypass(&self, owner: FileOwner) -> bool {
+        // The share and the quota of a user are bounded in the same way.
+        if self.room_of_owner(owner) < ROOM_FOR_PASSTHROUGH {
             return false;
         }
         let free = self.free_bytes_lately();
@@ -103,7 +98,11 @@ impl Inner {
 
     /// Returns how long it is until the growth of files is to be counted again.
     pub(crate) fn count_again_in(&self) -> Duration {
-        let room = || self.bare_room(self.store.free_bytes()).min(self.shares.least_room_bytes());
+        let room = || {
+            self.bare_room(self.store.free_bytes())
+                .min(self.shares.least_room_bytes())
+                .min(self.quotas.least_room_bytes())
+        };
         let watched = self.is_counting() && room() < WATCHED_ROOM;
         if watched { COUNT_OFTEN } else { COUNT_SELDOM }
     }
@@ -177,12 +176,12 @@ impl Inner {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
-            let owner = state.record.uid;
-            if state.bypass.is_none() || self.shares.room_bytes(owner) >= LAST_ROOM {
+            let owner = FileOwner::of(&state.record);
+            if state.bypass.is_none() || self.room_of_owner(owner) >= LAST_ROOM {
                 state.bypass.resume(|on| set_immutable(&content, on));
             } else if state.bypass.stop(|on| set_immutable(&content, on)) {
                 self.flush_bell.notify_one();
-                tracing::warn!(path = self.pool.url(), %ino, "user {owner} has the share of dirty bytes: a writer was stopped");
+                tracing::warn!(path = self.pool.url(), %ino, "user {} has its share of dirty bytes, or a quota is used up: a writer was stopped", owner.uid);
             }
         }
         Ok(())
@@ -225,37 +224,6 @@ impl Inner {
             self.writing.lock().remove(&ino);
         }
         ended
-    }
-
-    /// Promises room in the share of a file's owner, if the owner has a share. Waits as long as the flush makes room.
-    ///
-    /// # Errors
-    /// `Quota` with the numbers.
-    pub(crate) async fn share_of_owner(&self, node: &Node, bytes: u64) -> Result<Promise> {
-        let owner = node.state.lock().record.uid;
-        let (mut least, mut since) = (u64::MAX, Instant::now());
-        loop {
-            if let Some(promise) = self.shares.promise(owner, bytes) {
-                return Ok(promise);
-            }
-            let has = self.shares.dirty_bytes(owner);
-            if has < least {
-                (least, since) = (has, Instant::now());
-            }
-            if since.elapsed() >= SHARE_PATIENCE {
-                return Err(self.shares.refused_bytes(owner, bytes));
-            }
-            self.flush_bell.notify_one();
-            tokio::time::sleep(SHARE_AGAIN).await;
-        }
-    }
-
-    /// Charges an inode's dirty bytes to its owner, as they are now.
-    pub(crate) fn charge(&self, ino: Ino, state: &mut NodeState) {
-        let dirty = state.record.file.is_dirty() && !state.is_deleted();
-        let owner = state.record.uid;
-        let bytes = if dirty && self.shares.has_share(owner) { self.counted_bytes(state) } else { 0 };
-        self.shares.charge(ino, dirty.then_some((owner, bytes)));
     }
 }
 

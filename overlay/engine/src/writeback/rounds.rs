@@ -209,7 +209,7 @@ impl Rounds {
         let users = heads.iter().filter(|head| head.lane != Lane::Manual).map(|head| head.user).collect::<HashSet<_>>();
         for head in turns.filter(|head| head.lane != Lane::Manual) {
             let lane = (head.user, head.lane);
-            let pressed = pressed || inner.shares.is_pressed(head.user);
+            let pressed = pressed || inner.shares.is_pressed(head.user) || inner.quotas.is_pressed(head.user);
             let left = match pressed && head.lane == Lane::Fresh {
                 true => Duration::ZERO,
                 false => Duration::from_micros(head.at_us.saturating_sub(now)),
