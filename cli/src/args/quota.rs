@@ -11,7 +11,7 @@ pub enum QuotaCommand {
         /// A path in the mount. Default: the only mount.
         path: Option<PathBuf>,
     },
-    /// Count everything again, and compare it with the counts in use. Exits with 1 if anything differs.
+    /// Add up what the catalog has, and compare it with the counts in use. Exits with 1 if anything differs.
     Check {
         /// A path in the mount. Default: the only mount.
         path: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! The fast pool: content files on local devices, the limit of their space, and the I/O on them. This crate knows no
 //! names.
 
+mod allocated;
 pub mod content_io;
 mod copy;
 mod device;
@@ -23,6 +24,7 @@ use std::os::unix::fs::MetadataExt;
 use forebay_backends::{Error, Result, Side, Time};
 use serde::{Deserialize, Serialize};
 
+pub use allocated::has_space;
 pub use copy::CopyEnd;
 pub use device::Device;
 pub use extents::ExtentSet;

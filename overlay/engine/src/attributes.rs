@@ -82,6 +82,9 @@ impl Overlay {
         let caps = inner.pool.capabilities();
         let with_acl = change.mode.is_some() && caps.objects.xattrs;
         let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
+        if change.gid.is_some() && caller.uid != 0 {
+            inner.until_quotas_are_counted().await;
+        }
         let _room = inner.room_for_new_group(&node, change, caller)?;
         inner.apply(&node, change, caller, access.as_deref())?;
         if change.size.is_some() && !node.state.lock().opens.any() {

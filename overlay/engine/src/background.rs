@@ -53,7 +53,7 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     // If the scan ended without the notification, it has logged the reason.
     let _ = has_begun.await;
     if inner.quotas.count() {
-        inner.begin_counting_quotas();
+        inner.begin_counting_quotas(inner.quotas.generation());
     }
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use forebay_cache::Content;
 use forebay_cache::content_io;
-use forebay_cache::{CHUNK_BYTES, ContentId, Reservation};
+use forebay_cache::{CHUNK_BYTES, ContentId, Reservation, has_space};
 use forebay_policy::{FlushPolicy, Read};
 use rustix::io::Errno;
 
@@ -375,6 +375,7 @@ impl Inner {
             let what = format!("{}: larger than the fast pool", self.display(node.ino));
             return Err(Error::new(ErrorKind::NoSpace, Side::Cache, what));
         }
+        self.check_quota_holds(node)?;
         self.with_room(|| self.make_writable(node)).await
     }
 
@@ -483,7 +484,7 @@ impl Inner {
         if state.opens.any() { Ok(()) } else { self.save_count(node.ino, &mut state) }
     }
 
-    /// Reserves the space that a write may need: none if it only overwrites bytes of a file without holes.
+    /// Reserves the space that a write may need: none if it only overwrites bytes that have space.
     async fn reserve_for_write(
         self: &Arc<Self>,
         node: &Node,
@@ -491,11 +492,20 @@ impl Inner {
         offset: u64,
         len: u64,
     ) -> Result<(OwnerRoom, Reservation)> {
-        let meta = content.file.metadata().map_err(failed)?;
-        let dense = meta.blocks() * 512 >= meta.size();
-        let inside = offset.saturating_add(len) <= meta.size();
-        let bytes = if dense && inside { 0 } else { len };
+        let bytes = space_for_write(content, offset, len)?;
         Ok((self.room_for_file(node, bytes).await?, self.reserve(bytes).await?))
+    }
+
+    /// The same without a wait for the flush.
+    async fn reserve_for_write_now(
+        self: &Arc<Self>,
+        node: &Node,
+        content: &Content,
+        offset: u64,
+        len: u64,
+    ) -> Result<(OwnerRoom, Reservation)> {
+        let bytes = space_for_write(content, offset, len)?;
+        Ok((self.room_for_file_now(node, bytes)?, self.reserve(bytes).await?))
     }
 
     /// Returns the node of a regular file.
@@ -508,6 +518,15 @@ impl Inner {
             _ => Err(Error::new(ErrorKind::InvalidInput, Side::Application, self.display(ino))),
         }
     }
+}
+
+/// Returns the bytes that a write may need in addition.
+fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
+    let meta = content.file.metadata().map_err(failed)?;
+    let (end, allocated) = (offset.saturating_add(len), meta.blocks() * 512);
+    // Blocks may lie behind the end of the file, so their number does not say that there is no hole.
+    let overwrites = end <= meta.size() && allocated >= meta.size() && has_space(&content.file, offset..end);
+    Ok(if overwrites { 0 } else { len })
 }
 
 /// Sets the times of a content file to those of the overlay: while content is dirty, the times of its content file are

@@ -334,6 +334,7 @@ impl Overlay {
         let inner = self.inner.clone();
         blocking(move || {
             inner.save_counts()?;
+            inner.quotas.save(&inner.catalog)?;
             inner.spares.close();
             inner.catalog.set_meta("used_bytes", &inner.content_bytes())?;
             let closed = inner.close_epoch();

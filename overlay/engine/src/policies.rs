@@ -223,8 +223,8 @@ impl Overlay {
         let policy = policy.with_tiers_of(&self.inner.policy());
         let must_count = self.inner.quotas.set_policy(&policy.quotas);
         self.inner.policies.0.store(Arc::new(policy));
-        if must_count {
-            self.inner.begin_counting_quotas();
+        if let Some(count) = must_count {
+            self.inner.begin_counting_quotas(count);
         }
         self.inner.policy_changed();
     }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use super::{Inner, Ino, Overlay, blocking};
-use crate::quotas::{FileOwner, SpaceHolder};
+use crate::quotas::{FileOwner, QuotaShortage, SpaceHolder};
 
 /// The key of the records in the catalog.
 const KEY: &str = "scratch";
@@ -117,6 +117,7 @@ impl Overlay {
         }
         let limit = request.limit_bytes;
         let owner = FileOwner { uid, gid };
+        inner.until_quotas_are_counted().await;
         let promised = inner.quotas.promise(owner, limit.unwrap_or(0), 0);
         let promised = promised.map_err(|refusal| inner.quotas.refused(refusal, limit.unwrap_or(0), 0))?;
         let reserved = inner.reserve(limit.unwrap_or(0)).await?;
@@ -333,8 +334,11 @@ impl Inner {
         let look = |seal| self.look_at_scratch(id, record, seal);
         let was_full = self.scratch.known.lock().get(id).is_some_and(|known| known.is_full);
         let used = look(Seal::Keep)?;
-        self.charge_scratch(id, used);
-        let limit = record.limit_bytes.unwrap_or_else(|| used.saturating_add(self.room_after_eviction()));
+        let limit = self.charge_scratch(id, used).unwrap_or_else(|| {
+            let owner = FileOwner { uid: record.uid, gid: record.gid };
+            let of_owner = self.quotas.room_bytes(owner).unwrap_or(u64::MAX);
+            used.saturating_add(self.room_after_eviction().min(of_owner))
+        });
         let is_full = used >= limit && used > 0;
         if is_full || was_full {
             look(if is_full { Seal::Set } else { Seal::Clear })?;
@@ -374,22 +378,29 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes the space budget count what a directory occupies, or its limit if that is more and there is room for it:
-    /// what a commit took out of it is counted as content.
-    fn charge_scratch(&self, id: &str, used: u64) {
+    /// Makes the space budget and the quotas count what a directory occupies, or its limit if that is more and there is
+    /// room for it: what a commit took out of it is counted as content. Returns the limit that it has now.
+    fn charge_scratch(&self, id: &str, used: u64) -> Option<u64> {
         let mut all = self.scratch.known.lock();
-        let Some(known) = all.get_mut(id) else { return };
-        let wanted = known.record.limit_bytes.unwrap_or(0).max(used);
-        let is = match wanted > known.charged_bytes.max(used) {
-            true => match self.store.budget.reserve(wanted - known.charged_bytes) {
-                Some(_) => wanted,
-                None => known.charged_bytes.max(used),
-            },
-            false => wanted,
-        };
+        let known = all.get_mut(id)?;
+        let mut limit = known.record.limit_bytes;
+        let least = known.charged_bytes.max(used);
+        let mut is = limit.unwrap_or(0).max(used);
+        if is > least {
+            let owner = FileOwner { uid: known.record.uid, gid: known.record.gid };
+            let more = is - known.charged_bytes;
+            let refusal = self.quotas.promise(owner, more, 0).err();
+            if refusal.is_some_and(|refusal| matches!(refusal.why, QuotaShortage::Full | QuotaShortage::Never)) {
+                // Other files of its owner have taken it.
+                (is, limit) = (least, Some(least));
+            } else if self.store.budget.reserve(more).is_none() {
+                is = least;
+            }
+        }
         self.store.account_on(known.record.device, known.charged_bytes, is);
         known.charged_bytes = is;
         self.charge_owner_of_scratch(id, Some(known));
+        limit
     }
 
     /// Charges the quotas of the owner of a directory. Call it under the lock of the known directories.
@@ -399,6 +410,16 @@ impl Inner {
             (owner, known.charged_bytes)
         });
         self.quotas.charge(&SpaceHolder::Scratch(id.to_owned()), has);
+    }
+
+    /// Returns the directories with their owners and their counted bytes.
+    pub(crate) fn scratch_charges(&self) -> Vec<(String, FileOwner, u64)> {
+        let all = self.scratch.known.lock();
+        let charges = all.iter().map(|(id, known)| {
+            let owner = FileOwner { uid: known.record.uid, gid: known.record.gid };
+            (id.clone(), owner, known.charged_bytes)
+        });
+        charges.collect()
     }
 
     /// Charges the quotas of all owners of directories.

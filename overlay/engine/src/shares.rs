@@ -128,16 +128,6 @@ impl Shares {
         if self.is_trusted(user) { u64::MAX } else { self.ledger.lock().room_bytes(user, self) }
     }
 
-    /// Returns the least room of the users that have dirty files.
-    pub fn least_room_bytes(&self) -> u64 {
-        if self.charged.load(Ordering::Acquire) == 0 {
-            return u64::MAX;
-        }
-        let ledger = self.ledger.lock();
-        let having = ledger.users.iter().filter(|(_, user)| user.dirty_bytes > 0);
-        having.map(|(user, _)| ledger.room_bytes(*user, self)).min().unwrap_or(u64::MAX)
-    }
-
     /// Whether nine tenths of a user's share are taken. Then its files are flushed without waiting until they are old
     /// enough.
     pub fn is_pressed(&self, user: u32) -> bool {

@@ -568,7 +568,7 @@ impl<'a> Txn<'a> {
         for (ino, record) in self.new {
             let is_counted = record.file.is_dirty() && self.inner.quotas.count();
             self.inner.table.insert(ino, record);
-            if let Some(node) = self.inner.table.peek(ino).filter(|_| is_counted) {
+            if is_counted && let Ok(node) = self.inner.node(ino) {
                 self.inner.charge(ino, &mut node.state.lock());
             }
         }

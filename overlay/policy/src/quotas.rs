@@ -85,6 +85,12 @@ impl QuotaPolicy {
         self.0.is_empty()
     }
 
+    /// Returns whether anything is limited but what is staged.
+    pub fn limits_use(&self) -> bool {
+        let limits = |quota: &Quota| [quota.bytes, quota.soft_bytes, quota.files, quota.soft_files];
+        self.0.iter().any(|quota| limits(quota).iter().any(|limit| matches!(limit, Some(Some(_)))))
+    }
+
     /// Returns the limits of a user or a group. Root has none.
     pub fn limits_of(&self, subject: QuotaSubject) -> QuotaLimits {
         let mut limits = QuotaLimits::default();
@@ -122,22 +128,18 @@ impl QuotaPolicy {
             let fields = PolicyFields::of(source, "a [[quota]]", table, &KEYS)?;
             let quota = Quota::read(&fields, table, known)?;
             self.0.push(quota);
-            quota_order(&fields, self)?;
+            check_order(&fields, self)?;
         }
         Ok(())
     }
 }
 
-/// Checks the quota that was read last: no soft limit is above the hard limit of the same subject.
-fn quota_order(fields: &PolicyFields<'_>, quotas: &QuotaPolicy) -> Result<()> {
-    let Some(last) = quotas.0.last() else { return Ok(()) };
-    // A user or group that no quota names stands for all of them.
-    let subjects: Vec<QuotaSubject> = match &last.subjects {
-        QuotaSubjects::Named(subjects) => subjects.iter().copied().collect(),
-        QuotaSubjects::EachUser => vec![QuotaSubject::User(u32::MAX)],
-        QuotaSubjects::EachGroup => vec![QuotaSubject::Group(u32::MAX)],
-    };
-    for subject in subjects {
+/// Checks that no soft limit is above the hard limit of the same user or group.
+fn check_order(fields: &PolicyFields<'_>, quotas: &QuotaPolicy) -> Result<()> {
+    // A user or a group that no quota names stands for all of those.
+    let others = [(QuotaSubject::User(u32::MAX), "each user"), (QuotaSubject::Group(u32::MAX), "each group")];
+    let named = quotas.named().into_iter().map(|subject| (subject, subject.to_string()));
+    for (subject, name) in named.chain(others.map(|(subject, name)| (subject, name.to_owned()))) {
         let limits = quotas.limits_of(subject);
         for (key, hard_key, soft, hard) in [
             ("soft-bytes", "bytes", limits.soft_bytes, limits.bytes),
@@ -147,9 +149,8 @@ fn quota_order(fields: &PolicyFields<'_>, quotas: &QuotaPolicy) -> Result<()> {
                 && soft > hard
             {
                 let key = if fields.item(key).is_some() { key } else { hard_key };
-                return Err(
-                    fields.error(key, format!("the soft limit of {subject} ({soft}) is above the hard one ({hard})"))
-                );
+                let what = format!("the soft limit of {name} ({soft}) is above the hard one ({hard})");
+                return Err(fields.error(key, what));
             }
         }
     }
@@ -315,7 +316,9 @@ mod tests {
             assert!(error.contains(said), "{text}: {error}");
         }
         let split = "[[quota]]\nuser = \"*\"\nsoft-bytes = \"2GiB\"\n[[quota]]\nuser = \"1\"\nbytes = \"1GiB\"\n";
-        assert!(Policy::parse(split).unwrap_err().to_string().contains("soft limit of user 1"));
+        assert!(Policy::parse(split).unwrap_err().to_string().contains("soft limit of user 1 "));
+        let later = "[[quota]]\nuser = \"1\"\nsoft-bytes = \"2GiB\"\n[[quota]]\nuser = \"*\"\nbytes = \"1GiB\"\n";
+        assert!(Policy::parse(later).unwrap_err().to_string().contains("soft limit of user 1 "));
         assert!(Policy::parse("quota = 1").unwrap_err().to_string().contains("[[quota]]"));
     }
 

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use forebay_api::operator::{EvictRequest, FlushRequest};
+use forebay_api::quotas::QuotaVerb;
 use forebay_engine::summary;
 
 use super::Failure;
@@ -126,6 +127,10 @@ impl Run {
         let report = self.machine.run(overlay.fsck(true)).map_err(|e| e.to_string())?;
         if !report.problems.is_empty() {
             return Err(format!("fsck: {:?}", report.problems));
+        }
+        let report = self.machine.run(overlay.quotas(QuotaVerb::Check)).map_err(|e| e.to_string())?;
+        if !report.differences.is_empty() {
+            return Err(format!("quotas: {:?}", report.differences));
         }
         // After a start, the content files are counted in the background.
         for _ in 0..COUNTS {

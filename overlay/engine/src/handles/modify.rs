@@ -88,6 +88,7 @@ impl Inner {
             }
         }
         self.sync_many_replaced().await;
+        let _room = self.room_for_file(node, 0).await?;
         let content = self.spares.take()?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);

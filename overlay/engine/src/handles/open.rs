@@ -13,6 +13,7 @@ use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::tell_unless_gone;
+use super::through::is_full;
 use crate::node::{Attachment, FileOpens, Node, NodeState};
 use crate::quotas::FileOwner;
 use crate::tiers::device_health::is_of_device;
@@ -139,11 +140,14 @@ impl Overlay {
                     && node.state.lock().record.file.is_whole()
                     && let Err(e) = inner.mark_dirty(&node).await
                 {
-                    self.release(ino, flags);
-                    if is_given_up(&node, &e) {
-                        continue;
+                    // Without passthrough, the first write marks it, or goes to the pool.
+                    if !is_full(&e) || opened.resident.is_some() {
+                        self.release(ino, flags);
+                        if is_given_up(&node, &e) {
+                            continue;
+                        }
+                        return Err(e);
                     }
-                    return Err(e);
                 }
                 if let Some(content) = &opened.resident {
                     let file = node.state.lock().record.file;

@@ -363,7 +363,7 @@ impl Inner {
                 }
                 self.content(node.ino, &mut state)?
             };
-            let (_share, space) = self.reserve_for_write(node, &content, offset, data.len() as u64).await?;
+            let (_share, space) = self.reserve_for_write_now(node, &content, offset, data.len() as u64).await?;
             self.write_into(node, &content, offset, data, space).map(Some)
         }
         .boxed()
@@ -373,7 +373,7 @@ impl Inner {
     /// the flush lock.
     async fn make_room_by_spilling(self: &Arc<Self>, node: &Arc<Node>, write: &Range<u64>) -> Result<()> {
         let content = self.content(node.ino, &mut node.state.lock())?;
-        match self.reserve_for_write(node, &content, write.start, write.end - write.start).await {
+        match self.reserve_for_write_now(node, &content, write.start, write.end - write.start).await {
             Err(full) if through::is_full(&full) => {
                 let least = self.spillable_bytes().unwrap_or(CHUNK_BYTES);
                 // If it fails, the write tells that there is no room.
@@ -439,7 +439,8 @@ impl Inner {
                 if keep.is_empty() { range.clone() } else { keep.start.min(range.start)..keep.end.max(range.end) };
             self.make_room_by_spilling(node, &keep).await?;
             // The flush is not waited for: the caller holds the flush lock.
-            let (_share, space) = self.reserve_for_write(node, &content, range.start, range.end - range.start).await?;
+            let (_share, space) =
+                self.reserve_for_write_now(node, &content, range.start, range.end - range.start).await?;
             let pieces = (range.start..range.end).step_by(CHUNK_BYTES as usize);
             let mut pieces = stream::iter(pieces.map(|at| async move {
                 let end = spilled.range().end.min(at + CHUNK_BYTES);

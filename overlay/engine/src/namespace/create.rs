@@ -159,8 +159,10 @@ impl Inner {
             return Err(exists(name));
         }
         let defaults = self.default_acl(parent).await?;
-        let files = u64::from(new.kind == FileKind::File);
-        let _room = self.owner_room(self.owner_of_new(parent, &new)?, 0, files).await?;
+        let _room = match new.kind {
+            FileKind::File => Some(self.room_for_new(self.owner_of_new(parent, &new)?).await?),
+            _ => None,
+        };
         let mut txn = Txn::begin(self);
         txn.live_dir(parent)?;
         if txn.name(parent, name)?.here.is_some() {

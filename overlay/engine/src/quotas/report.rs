@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_api::quotas::{QuotaKind, QuotaNumber, QuotaReport, QuotaUse, QuotaVerb};
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -17,6 +18,9 @@ use crate::{Inner, Ino, Overlay, blocking};
 /// The most differences that a check lists.
 const DIFFERENCES_MAX: usize = 100;
 
+/// Pause between two looks whether everything is counted.
+const COUNTED_PAUSE: Duration = Duration::from_millis(20);
+
 /// The leases of a file that hold: their owners and bytes.
 type HoldingLeases = Vec<(String, u64)>;
 
@@ -27,6 +31,9 @@ impl Overlay {
     /// Those of the catalog.
     pub async fn quotas(&self, verb: QuotaVerb) -> Result<QuotaReport> {
         let inner = self.inner.clone();
+        while !inner.quotas.is_complete() {
+            tokio::time::sleep(COUNTED_PAUSE).await;
+        }
         blocking(move || {
             let differences = match verb {
                 QuotaVerb::Show => Vec::new(),
@@ -40,41 +47,44 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Counts what there is, beside other work. Writes wait meanwhile.
-    pub(crate) fn begin_counting_quotas(self: &Arc<Self>) {
+    /// Counts what there is, beside other work. Writes of those who have a limit wait meanwhile.
+    pub(crate) fn begin_counting_quotas(self: &Arc<Self>, generation: u64) {
         let inner = self.clone();
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = inner.count_quotas() {
-                tracing::error!(%error, "what users hold cannot be counted: quotas are not exact");
-                inner.quotas.complete();
+            inner.charge_all_scratch();
+            match inner.changed_inodes() {
+                Ok(inos) => inos.into_iter().take_while(|_| !inner.stop.is_cancelled()).for_each(|ino| {
+                    // Such a file is charged when it is changed the next time.
+                    if let Err(error) = inner.count_for_quotas(ino) {
+                        tracing::error!(%error, %ino, "a file is not counted for quotas");
+                    }
+                }),
+                Err(error) => tracing::error!(%error, "what users hold cannot be counted: quotas are not exact"),
             }
+            inner.quotas.complete(generation);
         });
     }
 
-    fn count_quotas(&self) -> Result<()> {
-        for ino in self.changed_inodes()? {
-            let node = match self.node(ino) {
-                // Deleted since.
-                Err(e) if e.is(ErrorKind::Stale) => continue,
-                node => node?,
-            };
+    fn count_for_quotas(&self, ino: Ino) -> Result<()> {
+        let node = match self.node(ino) {
+            // Deleted since.
+            Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
+            node => node?,
+        };
+        {
+            let mut state = node.state.lock();
+            let content = state.record.file.content().filter(|_| state.record.file.is_dirty());
+            // A program may have written past the last daemon, after its last count.
+            if let Some(Ok(meta)) = content.map(|id| self.store.stat(id))
+                && !state.is_deleted()
             {
-                let mut state = node.state.lock();
-                let content = state.record.file.content().filter(|_| state.record.file.is_dirty());
-                // A program may have written past the last daemon, after its last count.
-                if let Some(Ok(meta)) = content.map(|id| self.store.stat(id))
-                    && !state.is_deleted()
-                {
-                    self.count(&mut state, meta.blocks() * 512)?;
-                    self.save_count(ino, &mut state)?;
-                }
-                self.charge(ino, &mut state);
+                self.count(&mut state, meta.blocks() * 512)?;
+                self.save_count(ino, &mut state)?;
             }
-            drop(node);
-            self.table.drop_idle(ino);
+            self.charge(ino, &mut state);
         }
-        self.charge_all_scratch();
-        self.quotas.complete();
+        drop(node);
+        self.table.drop_idle(ino);
         Ok(())
     }
 
@@ -125,6 +135,7 @@ impl Inner {
                 break;
             }
         }
+        differences.extend(self.wrong_scratch());
         differences.extend(self.quotas.wrong_sums());
         Ok(differences)
     }
@@ -134,7 +145,8 @@ impl Inner {
         let (mut staged, mut users) = (BTreeMap::new(), BTreeMap::new());
         for (_, leases) in self.leases_that_hold()? {
             for (uid, bytes) in self.users_of(&leases, &mut users) {
-                *staged.entry(uid).or_default() += bytes;
+                let of_user: &mut u64 = staged.entry(uid).or_default();
+                *of_user = of_user.saturating_add(bytes);
             }
         }
         Ok(staged)
@@ -166,9 +178,20 @@ impl Inner {
         users
     }
 
-    /// Returns the user of an owner of leases: of a job, or the one that has this name.
+    /// Returns the user of an owner of leases: of a job, or the one that has this name or number.
     fn user_of_owner(&self, owner: &str) -> Option<u32> {
-        self.advisor().user_of(owner).or_else(|| identity::user_named(owner))
+        let numbered = || owner.strip_prefix("user:")?.parse().ok();
+        self.advisor().user_of(owner).or_else(numbered).or_else(|| identity::user_named(owner))
+    }
+
+    /// Returns in words which scratch directories are charged otherwise than they should be.
+    fn wrong_scratch(&self) -> Vec<String> {
+        let all = self.scratch_charges();
+        let wrong = all.into_iter().filter_map(|(id, owner, bytes)| {
+            let charged = self.quotas.charged(&SpaceHolder::Scratch(id.clone()));
+            (charged != Some((owner, bytes))).then(|| format!("scratch directory {id}: {bytes} bytes are not counted"))
+        });
+        wrong.collect()
     }
 
     /// Checks what a staging would lease: of each file, the bytes. The first `declared` files were requested; the others
@@ -184,11 +207,12 @@ impl Inner {
         let Some(uid) = self.user_of_owner(owner) else { return Ok(files.len()) };
         let Some(limit) = policy.quotas.limits_of(QuotaSubject::User(uid)).staged_bytes else { return Ok(files.len()) };
         let wanted: HashSet<Ino> = files.iter().map(|(ino, _)| *ino).collect();
-        let (mut has, mut users) = (0, BTreeMap::new());
+        let (mut has, mut users) = (0u64, BTreeMap::new());
         for (_, leases) in self.leases_that_hold()?.iter().filter(|(ino, _)| !wanted.contains(ino)) {
-            has += self.users_of(leases, &mut users).get(&uid).copied().unwrap_or(0);
+            let of_user = self.users_of(leases, &mut users).get(&uid).copied();
+            has = of_user.map_or(has, |bytes| bytes.saturating_add(has));
         }
-        let requested: u64 = files[..declared].iter().map(|(_, bytes)| bytes).sum();
+        let requested = files[..declared].iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
         let Some(mut left) = limit.saturating_sub(has).checked_sub(requested) else {
             let what = format!(
                 "{requested} bytes are to be staged for user {uid}, for whom {has} other bytes are staged: the quota \

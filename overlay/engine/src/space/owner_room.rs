@@ -3,22 +3,51 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_backends::Result;
+use forebay_backends::{Error, Result};
 
 use super::super::{Inner, Ino};
 use crate::node::{Node, NodeState};
-use crate::quotas::{FileOwner, QuotaPromise, SpaceHolder};
+use crate::quotas::{FileOwner, QuotaPromise, QuotaRefusal, QuotaShortage, SpaceHolder};
 use crate::shares::Promise;
 
-/// How long a writer waits for its owner's share or quota while the flush makes no room, and the interval of its attempts. The
-/// flush looks at a file within a second.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two attempts. The flush looks at a file within a second.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Pause between two looks whether the flush can make room.
+const HOPE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a caller waits for room.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// While the flush makes none.
+    stalled: Duration,
+    /// In all.
+    most: Duration,
+}
+
+/// A write waits as long as for room in the fast pool.
+const OF_WRITE: Patience = Patience { stalled: Duration::from_secs(5), most: Duration::from_secs(600) };
+/// While a file is created, the kernel holds the lock of its directory, which other users may share.
+const OF_CREATE: Patience = Patience { stalled: Duration::from_millis(500), most: Duration::from_secs(2) };
+
+/// Room for bytes of a file's owner, until they are charged.
+#[derive(Debug)]
+pub(crate) struct OwnerRoom {
+    _share: Promise,
+    _quota: QuotaPromise,
+}
+
+/// What does not allow more.
+#[derive(Debug, Clone, Copy)]
+enum OwnerShortage {
+    Share,
+    Quota(QuotaRefusal),
+}
 
 impl Inner {
-    /// Returns how many more bytes of an owner may become dirty, by its share and its quotas.
-    pub(super) fn room_of_owner(&self, owner: FileOwner) -> u64 {
-        self.shares.room_bytes(owner.uid).min(self.quotas.room_bytes(owner))
+    /// Returns how many more bytes of an owner may become dirty, by its share and its quotas. `None`: that is not known
+    /// yet.
+    pub(super) fn room_of_owner(&self, owner: FileOwner) -> Option<u64> {
+        Some(self.quotas.room_bytes(owner)?.min(self.shares.room_bytes(owner.uid)))
     }
 
     /// Promises room in the share and the quotas of a file's owner. A file that is not dirty yet is counted, too. Waits as
@@ -27,53 +56,115 @@ impl Inner {
     /// # Errors
     /// `Quota` with the numbers.
     pub(crate) async fn room_for_file(self: &Arc<Self>, node: &Node, bytes: u64) -> Result<OwnerRoom> {
-        let (owner, is_dirty) = {
-            let record = &node.state.lock().record;
-            (FileOwner::of(record), record.file.is_dirty())
-        };
-        self.owner_room(owner, bytes, u64::from(!is_dirty)).await
+        let (owner, files) = owner_and_files(node);
+        self.owner_room(owner, bytes, files, OF_WRITE).await
     }
 
-    /// The same for bytes and files of an owner.
+    /// The same without a wait.
     ///
     /// # Errors
     /// As [`Self::room_for_file`].
-    pub(crate) async fn owner_room(self: &Arc<Self>, owner: FileOwner, bytes: u64, files: u64) -> Result<OwnerRoom> {
-        let (mut least, mut since) = (u64::MAX, Instant::now());
+    pub(crate) fn room_for_file_now(&self, node: &Node, bytes: u64) -> Result<OwnerRoom> {
+        let (owner, files) = owner_and_files(node);
+        self.owner_room_now(owner, bytes, files).map_err(|short| self.refused(owner, short, bytes, files))
+    }
+
+    /// Promises room for a new file. The wait is short.
+    ///
+    /// # Errors
+    /// As [`Self::room_for_file`].
+    pub(crate) async fn room_for_new(self: &Arc<Self>, owner: FileOwner) -> Result<OwnerRoom> {
+        self.owner_room(owner, 0, 1, OF_CREATE).await
+    }
+
+    /// Refuses a file that is about to be fetched for a change, and that can never be held under the quotas of its owner.
+    ///
+    /// # Errors
+    /// As [`Self::room_for_file`].
+    pub(crate) fn check_quota_holds(&self, node: &Node) -> Result<()> {
+        let (owner, bytes) = {
+            let record = &node.state.lock().record;
+            (FileOwner::of(record), if record.file.is_dirty() { 0 } else { record.clean_bytes() })
+        };
+        let refusal = self.quotas.never_fits(owner, bytes);
+        refusal.map_or(Ok(()), |refusal| Err(self.quotas.refused(refusal, bytes, 1)))
+    }
+
+    /// Waits until everything is counted for quotas, so that nothing is refused for want of a count.
+    pub(crate) async fn until_quotas_are_counted(&self) {
+        let begun = Instant::now();
+        while !self.quotas.is_complete() && begun.elapsed() < OF_WRITE.most {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn owner_room(
+        self: &Arc<Self>,
+        owner: FileOwner,
+        bytes: u64,
+        files: u64,
+        patience: Patience,
+    ) -> Result<OwnerRoom> {
+        let (begun, mut progressed, mut hoped) = (Instant::now(), Instant::now(), None::<Instant>);
+        let (mut last, mut least_dirty) = (None, u64::MAX);
         let mut waiting = None;
         loop {
-            let share = self.shares.promise(owner.uid, bytes);
-            let refusal = match (share, self.quotas.promise(owner, bytes, files)) {
-                (Some(share), Ok(quota)) => return Ok(OwnerRoom { _share: share, _quota: quota }),
-                (None, _) => None,
-                (_, Err(refusal)) => Some(refusal),
+            let short = match self.owner_room_now(owner, bytes, files) {
+                Ok(room) => return Ok(room),
+                Err(short) => short,
             };
-            let has = match refusal {
-                Some(refusal) => self.quotas.used(refusal),
-                None => self.shares.dirty_bytes(owner.uid),
-            };
-            if has < least || !self.quotas.is_complete() {
-                (least, since) = (has, Instant::now());
-            }
-            let refused = || match refusal {
-                Some(refusal) => self.quotas.refused(refusal, bytes, files),
-                None => self.shares.refused_bytes(owner.uid, bytes),
-            };
-            if since.elapsed() >= PATIENCE {
-                return Err(refused());
-            }
-            if let Some(refusal) = refusal
-                && self.quotas.is_complete()
-                && waiting.is_none()
-            {
-                // What never goes to the pool, or only at a request, makes no room: then nothing is worth the wait.
-                if !self.may_be_flushed_of(refusal.subject).await? {
-                    return Err(refused());
+            let mark = match short {
+                OwnerShortage::Share => {
+                    least_dirty = least_dirty.min(self.shares.dirty_bytes(owner.uid));
+                    (least_dirty, (0, 0))
                 }
-                waiting = Some(self.quotas.wait(refusal.subject));
+                OwnerShortage::Quota(refusal) => (self.quotas.used(refusal), self.progress()),
+            };
+            if last != Some(mark) {
+                (last, progressed) = (Some(mark), Instant::now());
+            }
+            let refused = || Err(self.refused(owner, short, bytes, files));
+            if begun.elapsed() >= patience.most {
+                return refused();
+            }
+            match short {
+                OwnerShortage::Quota(QuotaRefusal { why: QuotaShortage::Never, .. }) => return refused(),
+                OwnerShortage::Quota(QuotaRefusal { why: QuotaShortage::Uncounted, .. }) => progressed = Instant::now(),
+                OwnerShortage::Quota(refusal @ QuotaRefusal { why: QuotaShortage::Full, subject, .. })
+                    if hoped.is_none_or(|at| at.elapsed() >= HOPE_EVERY) =>
+                {
+                    // What never goes to the pool, or only by request, makes no room.
+                    if !self.may_be_flushed_of(subject).await? {
+                        return refused();
+                    }
+                    hoped = Some(Instant::now());
+                    waiting = waiting.or_else(|| Some(self.quotas.wait(refusal.subject)));
+                }
+                _ => {}
+            }
+            if progressed.elapsed() >= patience.stalled {
+                return refused();
             }
             self.flush_bell.notify_one();
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn owner_room_now(
+        &self,
+        owner: FileOwner,
+        bytes: u64,
+        files: u64,
+    ) -> std::result::Result<OwnerRoom, OwnerShortage> {
+        let share = self.shares.promise(owner.uid, bytes).ok_or(OwnerShortage::Share)?;
+        let quota = self.quotas.promise(owner, bytes, files).map_err(OwnerShortage::Quota)?;
+        Ok(OwnerRoom { _share: share, _quota: quota })
+    }
+
+    fn refused(&self, owner: FileOwner, short: OwnerShortage, bytes: u64, files: u64) -> Error {
+        match short {
+            OwnerShortage::Share => self.shares.refused_bytes(owner.uid, bytes),
+            OwnerShortage::Quota(refusal) => self.quotas.refused(refusal, bytes, files),
         }
     }
 
@@ -93,9 +184,8 @@ impl Inner {
     }
 }
 
-/// Room for bytes of a file's owner, until they are charged.
-#[derive(Debug)]
-pub(crate) struct OwnerRoom {
-    _share: Promise,
-    _quota: QuotaPromise,
+/// Returns the owner of a file, and how many files it would count in addition if it became dirty.
+fn owner_and_files(node: &Node) -> (FileOwner, u64) {
+    let record = &node.state.lock().record;
+    (FileOwner::of(record), u64::from(!record.file.is_dirty()))
 }

@@ -80,6 +80,7 @@ impl Inner {
 
     /// Called when a file may have become one that the flush can send.
     pub(crate) fn room_may_come(&self) {
+        self.quotas.room_may_come();
         let mut coming = self.room.coming.lock();
         if coming.is_some_and(|(_, coming)| !coming) {
             *coming = None;
@@ -97,7 +98,8 @@ impl Inner {
         WriterWait { room: &self.room, began: now, progress: self.progress(), progressed: now }
     }
 
-    fn progress(&self) -> (u64, u64) {
+    /// Returns what the flush has sent: bytes and files.
+    pub(super) fn progress(&self) -> (u64, u64) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (get(&self.counters.pool_written_bytes), get(&self.counters.flushed_files))
     }
@@ -127,12 +129,26 @@ impl Inner {
         if self.health.why_down().is_some() {
             return Ok(false);
         }
+        if let Some(is_hoped) = self.quotas.known_hope(subject) {
+            return Ok(is_hoped);
+        }
         let inner = self.clone();
         blocking(move || {
+            let closes = inner.quotas.closes();
             let files = inner.quotas.dirty_files_of(subject, FILES_LOOKED_AT + 1);
-            Ok(files.len() > FILES_LOOKED_AT || files.into_iter().any(|ino| inner.may_be_flushed(ino)))
+            let may_go = |ino: Ino| inner.may_be_flushed(ino) || inner.is_about_to_go(ino);
+            let is_hoped = files.len() > FILES_LOOKED_AT || files.into_iter().any(may_go);
+            inner.quotas.note_hope(subject, closes, is_hoped);
+            Ok(is_hoped)
         })
         .await
+    }
+
+    /// Whether a file was removed, and stays only until the kernel says that it forgets it.
+    fn is_about_to_go(&self, ino: Ino) -> bool {
+        let Some(node) = self.table.peek(ino) else { return false };
+        let state = node.state.lock();
+        state.is_unlinked(ino) && !state.opens.any()
     }
 
     /// Whether the background flush is expected to send a file, so that it may be evicted then.

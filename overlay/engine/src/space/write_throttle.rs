@@ -33,6 +33,9 @@ const COUNT_SELDOM: Duration = Duration::from_millis(100);
 /// that must be left.
 const FREE_KNOWN_FOR: Duration = Duration::from_millis(10);
 
+/// The interval of log messages about writers that their owner's share or quota stops.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+
 /// How old the count of dirty bytes may be for a program that asks for the pool's free space: some programs ask at each
 /// open, and the count looks at each dirty file.
 const DIRTY_KNOWN_FOR: Duration = Duration::from_secs(1);
@@ -48,6 +51,20 @@ pub(crate) struct WriteThrottle {
     free: Mutex<Option<(Instant, u64)>>,
     /// When the dirty bytes were counted, and the bytes.
     dirty: Mutex<Option<(Instant, u64)>>,
+    /// When a stopped writer was last told of.
+    told: Mutex<Option<Instant>>,
+}
+
+impl WriteThrottle {
+    /// Whether a log message about a stopped writer is due. A user may cause many.
+    fn may_tell(&self) -> bool {
+        let mut told = self.told.lock();
+        let is_due = told.is_none_or(|at| at.elapsed() >= TOLD_EVERY);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 impl Inner {
@@ -55,7 +72,7 @@ impl Inner {
     /// room.
     pub(crate) fn may_bypass(&self, owner: FileOwner) -> bool {
         // The share and the quota of a user are bounded in the same way.
-        if self.room_of_owner(owner) < ROOM_FOR_PASSTHROUGH {
+        if self.room_of_owner(owner).is_none_or(|room| room < ROOM_FOR_PASSTHROUGH) {
             return false;
         }
         let free = self.free_bytes_lately();
@@ -98,13 +115,26 @@ impl Inner {
 
     /// Returns how long it is until the growth of files is to be counted again.
     pub(crate) fn count_again_in(&self) -> Duration {
-        let room = || {
-            self.bare_room(self.store.free_bytes())
-                .min(self.shares.least_room_bytes())
-                .min(self.quotas.least_room_bytes())
+        let is_watched = || {
+            self.bare_room(self.store.free_bytes()) < WATCHED_ROOM
+                || self.writers_past_daemon().any(|owner| self.has_less(owner, WATCHED_ROOM))
         };
-        let watched = self.is_counting() && room() < WATCHED_ROOM;
-        if watched { COUNT_OFTEN } else { COUNT_SELDOM }
+        if self.is_counting() && is_watched() { COUNT_OFTEN } else { COUNT_SELDOM }
+    }
+
+    /// Returns the owners of the files that the kernel may write without the daemon.
+    fn writers_past_daemon(&self) -> impl Iterator<Item = FileOwner> {
+        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let nodes = writing.into_iter().filter_map(|ino| self.table.peek(ino));
+        nodes.filter_map(|node| {
+            let state = node.state.lock();
+            (!state.bypass.is_none()).then(|| FileOwner::of(&state.record))
+        })
+    }
+
+    /// Whether an owner is known to have less room than this.
+    fn has_less(&self, owner: FileOwner, bytes: u64) -> bool {
+        self.room_of_owner(owner).is_some_and(|room| room < bytes)
     }
 
     /// Begins to count a file that may grow from now on.
@@ -177,11 +207,14 @@ impl Inner {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
             let owner = FileOwner::of(&state.record);
-            if state.bypass.is_none() || self.room_of_owner(owner) >= LAST_ROOM {
+            if state.bypass.is_none() || !self.has_less(owner, LAST_ROOM) {
                 state.bypass.resume(|on| set_immutable(&content, on));
             } else if state.bypass.stop(|on| set_immutable(&content, on)) {
                 self.flush_bell.notify_one();
-                tracing::warn!(path = self.pool.url(), %ino, "user {} has its share of dirty bytes, or a quota is used up: a writer was stopped", owner.uid);
+                if self.write_throttle.may_tell() {
+                    let why = "it has its share of dirty bytes, or a quota is used up";
+                    tracing::warn!(path = self.pool.url(), %ino, "user {}: {why}: a writer was stopped", owner.uid);
+                }
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! docs/POLICY.md says what the code does.
 
 use super::super::*;
-use super::super::{conditions::CONDITIONS, sections::SECTIONS};
+use super::super::{conditions::CONDITIONS, quotas, sections::SECTIONS};
 
 fn text() -> String {
     std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/POLICY.md")).unwrap()
@@ -39,6 +39,7 @@ fn every_condition_and_section_is_described() {
     let known = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     assert_eq!(sorted(described("| condition |")), sorted(known(&CONDITIONS)));
     assert_eq!(sorted(described("| section |")), sorted(known(&SECTIONS)));
+    assert_eq!(described("| key of `[[quota]]` |"), quotas::KEYS);
 }
 
 /// What each recipe decides: a path, and some settings of it.
@@ -73,4 +74,26 @@ fn recipes_decide_what_they_promise() {
         let other = PoolPath::parse("elsewhere/a").unwrap();
         assert_eq!(policy.decide(&FileFacts::of_path(&other)), PathPolicy::default(), "{recipe}");
     }
+}
+
+#[test]
+fn the_example_of_quotas_is_right() {
+    struct Everybody;
+    impl Accounts for Everybody {
+        fn uid(&self, name: &str) -> Option<u32> {
+            Some(1000 + name.len() as u32)
+        }
+        fn gid(&self, _name: &str) -> Option<u32> {
+            Some(50)
+        }
+    }
+    let text = text();
+    let part = text.split("## Quotas").nth(1).unwrap();
+    let example = part.split("```toml").nth(1).unwrap().split("```").next().unwrap();
+    let policy = Policy::compile(&example.into(), &Context { pool_url: "", accounts: &Everybody }).unwrap();
+    let of = |subject| policy.quotas.limits_of(subject);
+    let (anna, other) = (of(QuotaSubject::User(1004)), of(QuotaSubject::User(7)));
+    assert_eq!((anna.bytes, anna.files, other.bytes), (None, Some(1_000_000), Some(200 << 30)));
+    let group = of(QuotaSubject::Group(50));
+    assert_eq!((group.soft_bytes, group.bytes, group.grace.as_secs()), (Some(500 << 30), Some(800 << 30), 1800));
 }
