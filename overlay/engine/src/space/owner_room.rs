@@ -12,6 +12,9 @@ use crate::shares::Promise;
 
 /// Pause between two attempts. The flush looks at a file within a second.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a caller waits although the flush can make no room: the kernel tells of a file that was closed and removed a
+/// moment later.
+const SETTLING: Duration = Duration::from_millis(100);
 /// Pause between two looks whether the flush can make room.
 const HOPE_EVERY: Duration = Duration::from_secs(1);
 
@@ -134,10 +137,11 @@ impl Inner {
                     if hoped.is_none_or(|at| at.elapsed() >= HOPE_EVERY) =>
                 {
                     // What never goes to the pool, or only by request, makes no room.
-                    if !self.may_be_flushed_of(subject).await? {
-                        return refused();
+                    match self.may_be_flushed_of(subject).await? {
+                        true => hoped = Some(Instant::now()),
+                        false if begun.elapsed() >= SETTLING => return refused(),
+                        false => {}
                     }
-                    hoped = Some(Instant::now());
                     waiting = waiting.or_else(|| Some(self.quotas.wait(refusal.subject)));
                 }
                 _ => {}
