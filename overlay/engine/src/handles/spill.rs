@@ -101,9 +101,10 @@ impl Inner {
             return Err(refused());
         }
         let _waiting = self.wait_for_room();
-        let (mut is_used, mut wasted) = (false, 0);
+        let (mut is_refused, mut wasted) = (false, 0);
         for _ in 0..ATTEMPTS {
-            is_used = self.is_used_past_daemon(node)? || node.state.lock().opens.may_pass_through();
+            let is_used = self.is_used_past_daemon(node)? || node.state.lock().opens.may_pass_through();
+            is_refused = is_used && !node.is_changed_by_daemon();
             if !is_used {
                 let spilled = {
                     let _moves = self.flusher.moves.read().await;
@@ -132,7 +133,7 @@ impl Inner {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        if is_used { Err(refused()) } else { Ok(false) }
+        if is_refused { Err(refused()) } else { Ok(false) }
     }
 
     /// Returns how many bytes a write takes at most, with the spilled ranges that it brings back.

@@ -51,6 +51,15 @@ fn has_privileges_to_drop(record: &InodeRecord) -> bool {
     record.dirty.mode || record.dirty.owner || capabilities
 }
 
+impl Node {
+    /// Whether a descriptor of the content file may be that of a write which the daemon carries out: it may have been
+    /// opened before the one that the daemon has now.
+    pub(super) fn is_changed_by_daemon(&self) -> bool {
+        let opens = &self.state.lock().opens;
+        opens.is_changing() && !opens.may_bypass() && !opens.may_pass_through()
+    }
+}
+
 impl Inner {
     /// Returns whether the content of a file can never be in the fast pool as a whole.
     pub(super) fn exceeds_fast_pool(&self, node: &Node) -> bool {
@@ -74,7 +83,7 @@ impl Inner {
                 return Err(refused());
             }
             let _waiting = self.wait_for_room();
-            let (mut uploads, mut is_used) = (0..UPLOADS, false);
+            let (mut uploads, mut is_refused) = (0..UPLOADS, false);
             for _ in 0..ATTEMPTS {
                 let (file, is_uploaded) = {
                     let state = node.state.lock();
@@ -83,7 +92,8 @@ impl Inner {
                 if file.is_written_through() {
                     return Ok(true);
                 }
-                is_used = self.is_used_past_daemon(node)?;
+                let is_used = self.is_used_past_daemon(node)?;
+                is_refused = is_used && !node.is_changed_by_daemon();
                 if is_used {
                     tokio::time::sleep(PAUSE).await;
                     continue;
@@ -110,7 +120,7 @@ impl Inner {
                 }
                 tokio::time::sleep(PAUSE).await;
             }
-            if is_used { Err(refused()) } else { Ok(false) }
+            if is_refused { Err(refused()) } else { Ok(false) }
         }
         .boxed()
     }
