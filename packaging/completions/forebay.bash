@@ -70,6 +70,9 @@ _forebay() {
             forebay,profile)
                 cmd="forebay__subcmd__profile"
                 ;;
+            forebay,quota)
+                cmd="forebay__subcmd__quota"
+                ;;
             forebay,release)
                 cmd="forebay__subcmd__release"
                 ;;
@@ -163,6 +166,9 @@ _forebay() {
             forebay__subcmd__help,profile)
                 cmd="forebay__subcmd__help__subcmd__profile"
                 ;;
+            forebay__subcmd__help,quota)
+                cmd="forebay__subcmd__help__subcmd__quota"
+                ;;
             forebay__subcmd__help,release)
                 cmd="forebay__subcmd__help__subcmd__release"
                 ;;
@@ -255,6 +261,12 @@ _forebay() {
                 ;;
             forebay__subcmd__help__subcmd__profile,show)
                 cmd="forebay__subcmd__help__subcmd__profile__subcmd__show"
+                ;;
+            forebay__subcmd__help__subcmd__quota,check)
+                cmd="forebay__subcmd__help__subcmd__quota__subcmd__check"
+                ;;
+            forebay__subcmd__help__subcmd__quota,show)
+                cmd="forebay__subcmd__help__subcmd__quota__subcmd__show"
                 ;;
             forebay__subcmd__help__subcmd__scratch,commit)
                 cmd="forebay__subcmd__help__subcmd__scratch__subcmd__commit"
@@ -450,6 +462,24 @@ _forebay() {
                 ;;
             forebay__subcmd__profile__subcmd__help,show)
                 cmd="forebay__subcmd__profile__subcmd__help__subcmd__show"
+                ;;
+            forebay__subcmd__quota,check)
+                cmd="forebay__subcmd__quota__subcmd__check"
+                ;;
+            forebay__subcmd__quota,help)
+                cmd="forebay__subcmd__quota__subcmd__help"
+                ;;
+            forebay__subcmd__quota,show)
+                cmd="forebay__subcmd__quota__subcmd__show"
+                ;;
+            forebay__subcmd__quota__subcmd__help,check)
+                cmd="forebay__subcmd__quota__subcmd__help__subcmd__check"
+                ;;
+            forebay__subcmd__quota__subcmd__help,help)
+                cmd="forebay__subcmd__quota__subcmd__help__subcmd__help"
+                ;;
+            forebay__subcmd__quota__subcmd__help,show)
+                cmd="forebay__subcmd__quota__subcmd__help__subcmd__show"
                 ;;
             forebay__subcmd__scratch,commit)
                 cmd="forebay__subcmd__scratch__subcmd__commit"
@@ -647,7 +677,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --json --help --version mount umount serve sign-url status stage flush evict release dirty ls du explain peers policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="-h -V --json --help --version mount umount serve sign-url status stage flush evict release dirty ls du explain peers policy quota run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -795,7 +825,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help)
-            opts="mount umount serve sign-url status stage flush evict release dirty ls du explain peers policy run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
+            opts="mount umount serve sign-url status stage flush evict release dirty ls du explain peers policy quota run observe job scratch view slurm profile top doctor fsck simulate supervise daemon man completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1299,6 +1329,48 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__help__subcmd__profile__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__quota)
+            opts="show check"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__quota__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__help__subcmd__quota__subcmd__show)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -2669,6 +2741,104 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota)
+            opts="-h --json --help show check help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota__subcmd__check)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota__subcmd__help)
+            opts="show check help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota__subcmd__help__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota__subcmd__help__subcmd__help)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota__subcmd__help__subcmd__show)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__quota__subcmd__show)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

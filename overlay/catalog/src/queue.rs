@@ -183,6 +183,18 @@ impl Catalog {
         found.map(|()| heads)
     }
 
+    /// Returns whether a user has anything that waits for more than an operator.
+    pub fn has_queued(&self, user: u32) -> Result<bool> {
+        let mut found = false;
+        for lane in [Lane::Fresh, Lane::Later] {
+            self.scan_lane(user, lane, 0, |_, _, _| {
+                found = true;
+                Ok(false)
+            })?;
+        }
+        Ok(found)
+    }
+
     /// Returns the first `most` entries of a lane whose time is `until_us` or earlier. Entries that do not match their
     /// intent's record are dropped.
     pub fn queue_take(&self, user: u32, lane: Lane, from_us: u64, until_us: u64, most: usize) -> Result<Vec<Queued>> {

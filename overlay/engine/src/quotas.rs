@@ -24,7 +24,7 @@ use crate::Ino;
 mod ledger;
 mod report;
 
-use ledger::{Account, Amount, Charge, ExceededSince, Limit, QuotaLedger, key_of, subject_of};
+use ledger::{Charge, ExceededSince, Limit, QuotaAccount, QuotaAmount, QuotaLedger, key_of, subject_of};
 pub(crate) use ledger::{FileOwner, QuotaRefusal, QuotaResource, QuotaShortage, SpaceHolder};
 
 /// The key of the catalog under which the begins of exceeded soft limits are kept.
@@ -178,7 +178,7 @@ impl Quotas {
             return false;
         }
         let ledger = self.ledger.lock();
-        let pressed = |subject| ledger.accounts.get(&subject).is_some_and(Account::is_pressed);
+        let pressed = |subject| ledger.accounts.get(&subject).is_some_and(QuotaAccount::is_pressed);
         let mut groups = ledger.members.range((user, 0)..=(user, u32::MAX)).map(|((_, gid), _)| *gid);
         pressed(QuotaSubject::User(user)) || groups.any(|gid| pressed(QuotaSubject::Group(gid)))
     }
@@ -237,6 +237,17 @@ impl Quotas {
         files.take(most).map(|(_, ino)| *ino).collect()
     }
 
+    /// Returns the users who have charges of a subject.
+    pub fn users_of_subject(&self, subject: QuotaSubject) -> Vec<u32> {
+        match subject {
+            QuotaSubject::User(uid) => vec![uid],
+            QuotaSubject::Group(group) => {
+                let ledger = self.ledger.lock();
+                ledger.members.keys().filter(|(_, gid)| *gid == group).map(|(uid, _)| *uid).collect()
+            }
+        }
+    }
+
     /// Called when a file may have become one that the flush can send.
     pub fn room_may_come(&self) {
         self.closes.fetch_add(1, Ordering::Relaxed);
@@ -276,7 +287,8 @@ impl Quotas {
         let wanted = if resource == QuotaResource::Bytes { bytes } else { files };
         let (mut ledger, now) = (self.ledger.lock(), unix_now());
         let limit = Limit::of(&ledger.policy.limits_of(subject), resource);
-        let amount = ledger.accounts.get(&subject).map_or_else(Amount::default, |account| account.amount(resource));
+        let amount =
+            ledger.accounts.get(&subject).map_or_else(QuotaAmount::default, |account| account.amount(resource));
         let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
         let bound = match limit.grace_left_secs(amount.exceeded_unix, now) {
             Some(0) => format!(
@@ -307,7 +319,7 @@ impl Quotas {
         }
         let exceeded: ExceededSince = {
             let ledger = self.ledger.lock();
-            let since = |account: &Account| (account.bytes.exceeded_unix, account.files.exceeded_unix);
+            let since = |account: &QuotaAccount| (account.bytes.exceeded_unix, account.files.exceeded_unix);
             let all = ledger.accounts.iter().map(|(subject, account)| (key_of(*subject), since(account)));
             let exceeded = all.filter(|(_, since)| *since != (None, None)).collect();
             if exceeded == ledger.saved {

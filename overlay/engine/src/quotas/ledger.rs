@@ -61,7 +61,7 @@ impl fmt::Display for QuotaResource {
 
 /// How much of one resource a subject has.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Amount {
+pub(super) struct QuotaAmount {
     pub used: u64,
     pub promised: u64,
     /// Since when `used` exceeds the soft limit, in seconds since 1970.
@@ -90,7 +90,7 @@ impl Limit {
     }
 }
 
-impl Amount {
+impl QuotaAmount {
     /// Returns how much there may be now.
     pub fn most(self, limit: Limit, now: u64) -> u64 {
         let is_over = limit.grace_left_secs(self.exceeded_unix, now) == Some(0);
@@ -123,18 +123,18 @@ impl Amount {
 
 /// What one user or group has.
 #[derive(Debug, Default)]
-pub(super) struct Account {
+pub(super) struct QuotaAccount {
     pub limits: QuotaLimits,
-    pub bytes: Amount,
-    pub files: Amount,
+    pub bytes: QuotaAmount,
+    pub files: QuotaAmount,
     /// Writes that wait for a promise.
     pub waiting: u64,
     /// When it was last looked whether the flush can make room, after how many last closes, and the result.
     pub hope: Option<(Instant, u64, bool)>,
 }
 
-impl Account {
-    pub fn amount(&self, resource: QuotaResource) -> Amount {
+impl QuotaAccount {
+    pub fn amount(&self, resource: QuotaResource) -> QuotaAmount {
         if resource == QuotaResource::Bytes { self.bytes } else { self.files }
     }
 
@@ -153,7 +153,7 @@ impl Account {
     }
 
     pub fn is_idle(&self) -> bool {
-        let has = |amount: Amount| amount.used > 0 || amount.promised > 0 || amount.exceeded_unix.is_some();
+        let has = |amount: QuotaAmount| amount.used > 0 || amount.promised > 0 || amount.exceeded_unix.is_some();
         !has(self.bytes) && !has(self.files) && self.waiting == 0
     }
 }
@@ -161,7 +161,7 @@ impl Account {
 #[derive(Debug, Default)]
 pub(super) struct QuotaLedger {
     pub policy: QuotaPolicy,
-    pub accounts: HashMap<QuotaSubject, Account>,
+    pub accounts: HashMap<QuotaSubject, QuotaAccount>,
     pub charges: HashMap<SpaceHolder, Charge>,
     /// The files that are charged to each user and group.
     pub files: BTreeSet<(QuotaSubject, Ino)>,
@@ -212,17 +212,17 @@ pub(crate) enum QuotaShortage {
 }
 
 impl QuotaLedger {
-    pub fn account(&mut self, subject: QuotaSubject) -> &mut Account {
+    pub fn account(&mut self, subject: QuotaSubject) -> &mut QuotaAccount {
         let policy = &self.policy;
         self.accounts
             .entry(subject)
-            .or_insert_with(|| Account { limits: policy.limits_of(subject), ..Account::default() })
+            .or_insert_with(|| QuotaAccount { limits: policy.limits_of(subject), ..QuotaAccount::default() })
     }
 
     pub fn room(&self, subject: QuotaSubject, resource: QuotaResource, now: u64) -> u64 {
         match self.accounts.get(&subject) {
             Some(account) => account.room(resource, now),
-            None => Amount::default().room(Limit::of(&self.policy.limits_of(subject), resource), now),
+            None => QuotaAmount::default().room(Limit::of(&self.policy.limits_of(subject), resource), now),
         }
     }
 
@@ -237,7 +237,7 @@ impl QuotaLedger {
     ) -> Option<QuotaRefusal> {
         let (limit, amount) = match self.accounts.get(&subject) {
             Some(account) => (Limit::of(&account.limits, resource), account.amount(resource)),
-            None => (Limit::of(&self.policy.limits_of(subject), resource), Amount::default()),
+            None => (Limit::of(&self.policy.limits_of(subject), resource), QuotaAmount::default()),
         };
         let most = amount.most(limit, now);
         let is_limited = limit.hard.is_some() || limit.soft.is_some();
@@ -284,7 +284,7 @@ impl QuotaLedger {
     }
 
     pub fn forget_idle(&mut self, subject: QuotaSubject) {
-        if self.accounts.get(&subject).is_some_and(Account::is_idle) {
+        if self.accounts.get(&subject).is_some_and(QuotaAccount::is_idle) {
             self.accounts.remove(&subject);
         }
     }

@@ -12,7 +12,7 @@ use forebay_policy::QuotaSubject;
 use forebay_system::clock::unix_now;
 use forebay_system::identity;
 
-use super::{Amount, FileOwner, Limit, QuotaResource, Quotas, SpaceHolder};
+use super::{FileOwner, Limit, QuotaAmount, QuotaResource, Quotas, SpaceHolder};
 use crate::{Inner, Ino, Overlay, blocking};
 
 /// The most differences that a check lists.
@@ -277,7 +277,8 @@ impl Quotas {
         let uses = subjects.into_iter().map(|subject| {
             let limits = ledger.policy.limits_of(subject);
             let number = |resource| {
-                let amount = ledger.accounts.get(&subject).map_or_else(Amount::default, |has| has.amount(resource));
+                let amount =
+                    ledger.accounts.get(&subject).map_or_else(QuotaAmount::default, |has| has.amount(resource));
                 let limit = Limit::of(&limits, resource);
                 let grace_left_secs = limit.grace_left_secs(amount.exceeded_unix, now);
                 QuotaNumber { used: amount.used, soft: limit.soft, hard: limit.hard, grace_left_secs }

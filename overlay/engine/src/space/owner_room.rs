@@ -20,17 +20,21 @@ const HOPE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a caller waits for room.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
+struct OwnerPatience {
     /// While the flush makes none.
     stalled: Duration,
     /// In all.
     most: Duration,
+    /// Whatever the flush sends counts as progress, because a large file takes its time. Else only room for the owner does.
+    any_progress: bool,
 }
 
 /// A write waits as long as for room in the fast pool.
-const OF_WRITE: Patience = Patience { stalled: Duration::from_secs(5), most: Duration::from_secs(600) };
+const OF_WRITE: OwnerPatience =
+    OwnerPatience { stalled: Duration::from_secs(5), most: Duration::from_secs(600), any_progress: true };
 /// While a file is created, the kernel holds the lock of its directory, which other users may share.
-const OF_CREATE: Patience = Patience { stalled: Duration::from_millis(500), most: Duration::from_secs(2) };
+const OF_CREATE: OwnerPatience =
+    OwnerPatience { stalled: Duration::from_secs(2), most: Duration::from_secs(10), any_progress: false };
 
 /// Room for bytes of a file's owner, until they are charged.
 #[derive(Debug)]
@@ -106,7 +110,7 @@ impl Inner {
         owner: FileOwner,
         bytes: u64,
         files: u64,
-        patience: Patience,
+        patience: OwnerPatience,
     ) -> Result<OwnerRoom> {
         let (begun, mut progressed, mut hoped) = (Instant::now(), Instant::now(), None::<Instant>);
         let (mut last, mut least_dirty) = (None, u64::MAX);
@@ -121,7 +125,10 @@ impl Inner {
                     least_dirty = least_dirty.min(self.shares.dirty_bytes(owner.uid));
                     (least_dirty, (0, 0))
                 }
-                OwnerShortage::Quota(refusal) => (self.quotas.used(refusal), self.progress()),
+                OwnerShortage::Quota(refusal) => {
+                    let sent = if patience.any_progress { self.progress() } else { (0, 0) };
+                    (self.quotas.used(refusal), sent)
+                }
             };
             if last != Some(mark) {
                 (last, progressed) = (Some(mark), Instant::now());

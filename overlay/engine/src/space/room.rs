@@ -20,8 +20,8 @@ const STALLED_MAX: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long the answer whether the flush can make room is used again: many writers may need it.
 const KNOWN_FOR: Duration = Duration::from_millis(500);
-/// How many files of a user or a group are looked at for one that the flush may send. If there are more, one is expected
-/// to be among them.
+/// How many files of a user or a group are looked at for one that the flush may send. If there are more, the queue of the
+/// flush is looked at.
 const FILES_LOOKED_AT: usize = 256;
 
 /// The writers that wait for room.
@@ -137,11 +137,24 @@ impl Inner {
             let closes = inner.quotas.closes();
             let files = inner.quotas.dirty_files_of(subject, FILES_LOOKED_AT + 1);
             let may_go = |ino: Ino| inner.may_be_flushed(ino) || inner.is_about_to_go(ino);
-            let is_hoped = files.len() > FILES_LOOKED_AT || files.into_iter().any(may_go);
+            let is_hoped = match files.len() > FILES_LOOKED_AT {
+                true => inner.has_queued_of(subject)?,
+                false => files.into_iter().any(may_go),
+            };
             inner.quotas.note_hope(subject, closes, is_hoped);
             Ok(is_hoped)
         })
         .await
+    }
+
+    /// Whether anything of a user or a group waits for the flush.
+    fn has_queued_of(&self, subject: QuotaSubject) -> Result<bool> {
+        for user in self.quotas.users_of_subject(subject) {
+            if self.catalog.has_queued(user)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether a file was removed, and stays only until the kernel says that it forgets it.
