@@ -34,7 +34,7 @@ const OF_WRITE: OwnerPatience =
     OwnerPatience { stalled: Duration::from_secs(5), most: Duration::from_secs(600), any_progress: true };
 /// While a file is created, the kernel holds the lock of its directory, which other users may share.
 const OF_CREATE: OwnerPatience =
-    OwnerPatience { stalled: Duration::from_secs(2), most: Duration::from_secs(10), any_progress: false };
+    OwnerPatience { stalled: Duration::from_secs(5), most: Duration::from_secs(30), any_progress: false };
 
 /// Room for bytes of a file's owner, until they are charged.
 #[derive(Debug)]
