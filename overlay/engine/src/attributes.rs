@@ -82,10 +82,7 @@ impl Overlay {
         let caps = inner.pool.capabilities();
         let with_acl = change.mode.is_some() && caps.objects.xattrs;
         let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
-        if change.gid.is_some() && caller.uid != 0 {
-            inner.until_quotas_are_counted().await;
-        }
-        let _room = inner.room_for_new_group(&node, change, caller)?;
+        let _room = inner.room_for_new_group(&node, change, caller).await?;
         inner.apply(&node, change, caller, access.as_deref())?;
         if change.size.is_some() && !node.state.lock().opens.any() {
             inner.flush_bell.notify_one();
@@ -157,7 +154,7 @@ impl Inner {
     ///
     /// # Errors
     /// `Quota` with the numbers.
-    fn room_for_new_group(&self, node: &Node, change: &Change, caller: Caller) -> Result<Option<QuotaPromise>> {
+    async fn room_for_new_group(&self, node: &Node, change: &Change, caller: Caller) -> Result<Option<QuotaPromise>> {
         let Some(gid) = change.gid.filter(|_| caller.uid != 0 && self.quotas.count()) else { return Ok(None) };
         let bytes = {
             let mut state = node.state.lock();
@@ -166,10 +163,7 @@ impl Inner {
             }
             self.counted_bytes(&mut state)
         };
-        match self.quotas.promise_to(&[QuotaSubject::Group(gid)], bytes, 1) {
-            Ok(promise) => Ok(Some(promise)),
-            Err(refusal) => Err(self.quotas.refused(refusal, bytes, 1)),
-        }
+        self.quota_room(&[QuotaSubject::Group(gid)], bytes, 1).await.map(Some)
     }
 
     fn dirty_times(&self, ino: Ino, state: &mut NodeState) -> Result<(u64, u64, Time, Time)> {

@@ -35,6 +35,9 @@ const READAHEAD_GAP_BYTES: u64 = 2 << 20;
 /// How often a read begins again because the file changed meanwhile.
 const READ_ATTEMPTS: u32 = 10;
 
+/// The unit in which file systems on local devices allocate space.
+const BLOCK_BYTES: u64 = 4096;
+
 /// How long a writer tries to write a file through while other programs change it.
 const WRITE_THROUGH_WAIT: Duration = Duration::from_secs(30);
 
@@ -493,7 +496,7 @@ impl Inner {
         len: u64,
     ) -> Result<(OwnerRoom, Reservation)> {
         let bytes = space_for_write(content, offset, len)?;
-        Ok((self.room_for_file(node, bytes).await?, self.reserve(bytes).await?))
+        Ok((self.room_for_file(node, in_blocks(offset, bytes)).await?, self.reserve(bytes).await?))
     }
 
     /// The same without a wait for the flush.
@@ -505,7 +508,7 @@ impl Inner {
         len: u64,
     ) -> Result<(OwnerRoom, Reservation)> {
         let bytes = space_for_write(content, offset, len)?;
-        Ok((self.room_for_file_now(node, bytes)?, self.reserve(bytes).await?))
+        Ok((self.room_for_file_now(node, in_blocks(offset, bytes))?, self.reserve(bytes).await?))
     }
 
     /// Returns the node of a regular file.
@@ -520,12 +523,19 @@ impl Inner {
     }
 }
 
+/// Returns the bytes of the blocks that a range of `bytes` touches: users are charged for blocks.
+fn in_blocks(offset: u64, bytes: u64) -> u64 {
+    let begin = offset / BLOCK_BYTES * BLOCK_BYTES;
+    if bytes == 0 { 0 } else { offset.saturating_add(bytes).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES) - begin }
+}
+
 /// Returns the bytes that a write may need in addition.
 fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
     let meta = content.file.metadata().map_err(failed)?;
     let (end, allocated) = (offset.saturating_add(len), meta.blocks() * 512);
     // Blocks may lie behind the end of the file, so their number does not say that there is no hole.
-    let overwrites = end <= meta.size() && allocated >= meta.size() && has_space(&content.file, offset..end);
+    let overwrites =
+        end <= meta.size() && allocated >= meta.size() && has_space(&content.file, offset..end) != Some(false);
     Ok(if overwrites { 0 } else { len })
 }
 

@@ -193,8 +193,7 @@ impl Quotas {
         bytes: u64,
         files: u64,
     ) -> std::result::Result<QuotaPromise, QuotaRefusal> {
-        let subjects: &[QuotaSubject] = if owner.uid == 0 { &[] } else { &owner.subjects() };
-        self.promise_to(subjects, bytes, files)
+        self.promise_to(&owner.limited(), bytes, files)
     }
 
     /// As [`Self::promise`], for some of the subjects of an owner.

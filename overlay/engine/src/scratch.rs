@@ -117,9 +117,7 @@ impl Overlay {
         }
         let limit = request.limit_bytes;
         let owner = FileOwner { uid, gid };
-        inner.until_quotas_are_counted().await;
-        let promised = inner.quotas.promise(owner, limit.unwrap_or(0), 0);
-        let promised = promised.map_err(|refusal| inner.quotas.refused(refusal, limit.unwrap_or(0), 0))?;
+        let promised = inner.quota_room(&owner.limited(), limit.unwrap_or(0), 0).await?;
         let reserved = inner.reserve(limit.unwrap_or(0)).await?;
         blocking(move || {
             let record = ScratchRecord {
@@ -386,15 +384,20 @@ impl Inner {
         let mut limit = known.record.limit_bytes;
         let least = known.charged_bytes.max(used);
         let mut is = limit.unwrap_or(0).max(used);
+        let mut _promised = None;
         if is > least {
             let owner = FileOwner { uid: known.record.uid, gid: known.record.gid };
             let more = is - known.charged_bytes;
-            let refusal = self.quotas.promise(owner, more, 0).err();
-            if refusal.is_some_and(|refusal| matches!(refusal.why, QuotaShortage::Full | QuotaShortage::Never)) {
+            match self.quotas.promise(owner, more, 0) {
                 // Other files of its owner have taken it.
-                (is, limit) = (least, Some(least));
-            } else if self.store.budget.reserve(more).is_none() {
-                is = least;
+                Err(refusal) if matches!(refusal.why, QuotaShortage::Full | QuotaShortage::Never) => {
+                    (is, limit) = (least, Some(least));
+                }
+                Err(_) => is = least,
+                Ok(promise) => match self.store.budget.reserve(more) {
+                    Some(_) => _promised = Some(promise),
+                    None => is = least,
+                },
             }
         }
         self.store.account_on(known.record.device, known.charged_bytes, is);

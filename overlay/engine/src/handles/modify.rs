@@ -54,6 +54,8 @@ impl Inner {
         if node.is_written_through() && node.state.lock().opens.has_writer() {
             self.truncate_through(node, 0).await?;
         }
+        // First, because what is found out below must still hold when the content is replaced.
+        let room = self.room_for_file(node, 0).await?;
         let was_open = node.state.lock().opens.any();
         let _writing = self.begin_writing(node);
         check_current(&node.state.lock())?;
@@ -77,9 +79,10 @@ impl Inner {
         let in_memory = node.state.lock().record.file.content().is_some_and(|id| self.store.is_volatile(id));
         if was_open && !missing && !in_memory && node.state.lock().record.file.is_whole() {
             // A program that has the content file open goes on using it, so the file is emptied in place.
+            drop(room);
             match self.mark_dirty(node).await {
-                // The content was given up meanwhile: there is nothing to empty.
-                Err(e) if is_given_up(node, &e) => {}
+                // The content was given up meanwhile: there is nothing to empty. An attempt finds the file as it is now.
+                Err(e) if is_given_up(node, &e) => return Box::pin(self.truncate_to_zero(node)).await,
                 marked => {
                     marked?;
                     let content = self.content(node.ino, &mut node.state.lock())?;
@@ -88,7 +91,6 @@ impl Inner {
             }
         }
         self.sync_many_replaced().await;
-        let _room = self.room_for_file(node, 0).await?;
         let content = self.spares.take()?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);

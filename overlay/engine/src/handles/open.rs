@@ -140,13 +140,24 @@ impl Overlay {
                     && node.state.lock().record.file.is_whole()
                     && let Err(e) = inner.mark_dirty(&node).await
                 {
-                    // Without passthrough, the first write marks it, or goes to the pool.
-                    if !is_full(&e) || opened.resident.is_some() {
-                        self.release(ino, flags);
-                        if is_given_up(&node, &e) {
+                    let goes_through = match is_full(&e) && opened.resident.is_none() {
+                        true => inner.leave_fast_pool(&node, &e, 0..0).await,
+                        false => Err(e),
+                    };
+                    match goes_through {
+                        // It is written through from now on.
+                        Ok(true) => {}
+                        Ok(false) => {
+                            self.release(ino, flags);
                             continue;
                         }
-                        return Err(e);
+                        Err(e) => {
+                            self.release(ino, flags);
+                            if is_given_up(&node, &e) {
+                                continue;
+                            }
+                            return Err(e);
+                        }
                     }
                 }
                 if let Some(content) = &opened.resident {
@@ -352,11 +363,7 @@ impl Inner {
                 return Ok(());
             }
         }
-        let bytes = {
-            let mut state = node.state.lock();
-            if state.record.file.is_dirty() { 0 } else { self.counted_bytes(&mut state) }
-        };
-        let _room = self.room_for_file(node, bytes).await?;
+        let _room = self.room_for_mark(node).await?;
         let (inner, node) = (self.clone(), node.clone());
         blocking(move || {
             let sync = || {

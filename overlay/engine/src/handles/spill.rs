@@ -114,11 +114,14 @@ impl Inner {
                 match spilled {
                     Ok(Spill::Done) => return Ok(true),
                     // Its writes did not wait for the flush of other files until now.
-                    Ok(Spill::Nothing) if node.is_spilled() && full.is(ErrorKind::NoSpace) => {
+                    Ok(Spill::Nothing) if node.is_spilled() => {
                         let bytes = self.bytes_for_write(node, &write)?;
-                        let room = self.with_room(|| self.reserve(bytes)).await;
+                        let room = match full.is(ErrorKind::NoSpace) {
+                            true => self.with_room(|| self.reserve(bytes)).await.map(drop),
+                            false => self.room_for_file(node, bytes).await.map(drop),
+                        };
                         tokio::time::sleep(PAUSE).await;
-                        return room.map(|_| false).map_err(|_| refused());
+                        return room.map(|()| false).map_err(|_| refused());
                     }
                     Ok(Spill::Nothing) => return Err(refused()),
                     Ok(Spill::Disturbed) => {}

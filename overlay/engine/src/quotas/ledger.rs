@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_catalog::InodeRecord;
 use forebay_policy::{QuotaLimits, QuotaPolicy, QuotaSubject};
+use smallvec::SmallVec;
 
 use crate::Ino;
 
@@ -24,6 +25,11 @@ pub(crate) struct FileOwner {
 impl FileOwner {
     pub fn of(record: &InodeRecord) -> Self {
         Self { uid: record.uid, gid: record.gid }
+    }
+
+    /// Returns those whose quotas refuse something to the owner: none for root.
+    pub fn limited(self) -> SmallVec<[QuotaSubject; 2]> {
+        if self.uid == 0 { SmallVec::new() } else { self.subjects().into() }
     }
 
     pub fn subjects(self) -> [QuotaSubject; 2] {

@@ -15,6 +15,8 @@ use forebay_system::identity;
 use super::{FileOwner, Limit, QuotaAmount, QuotaResource, Quotas, SpaceHolder};
 use crate::{Inner, Ino, Overlay, blocking};
 
+/// How often it is looked before a difference is one.
+const CHECKS: u32 = 4;
 /// The most differences that a check lists.
 const DIFFERENCES_MAX: usize = 100;
 
@@ -35,10 +37,15 @@ impl Overlay {
             tokio::time::sleep(COUNTED_PAUSE).await;
         }
         blocking(move || {
-            let differences = match verb {
-                QuotaVerb::Show => Vec::new(),
-                QuotaVerb::Check => inner.check_quotas()?,
-            };
+            let mut differences = Vec::new();
+            for attempt in 0..CHECKS {
+                if verb == QuotaVerb::Show || (attempt > 0 && differences.is_empty()) {
+                    break;
+                }
+                // A change that is just being made may show for a moment.
+                std::thread::sleep(COUNTED_PAUSE * attempt);
+                differences = inner.check_quotas()?;
+            }
             let staged = inner.staged_bytes()?;
             Ok(QuotaReport { quotas: inner.quotas.uses(&staged), differences })
         })
@@ -61,7 +68,10 @@ impl Inner {
                 }),
                 Err(error) => tracing::error!(%error, "what users hold cannot be counted: quotas are not exact"),
             }
-            inner.quotas.complete(generation);
+            // A count that was cut short must not end the grace of a soft limit.
+            if !inner.stop.is_cancelled() {
+                inner.quotas.complete(generation);
+            }
         });
     }
 

@@ -385,7 +385,15 @@ impl Inner {
 
     /// Counts what was a part of the scratch directory as dirty content.
     fn count_committed(&self, taken: &TakenScratch, files: &[(Ino, FileOwner, u64)], bytes: u64) {
-        // The files first: what is counted twice for a moment refuses nothing that fits.
+        // The directory first: what is counted twice for a moment could stop other writers of the user.
+        if let Some(known) = self.scratch.known.lock().get_mut(&taken.id) {
+            let charged = known.charged_bytes.saturating_sub(bytes);
+            self.store.budget.account(known.charged_bytes, charged);
+            known.charged_bytes = charged;
+            known.used_bytes = known.used_bytes.saturating_sub(bytes);
+            self.charge_owner_of_scratch(&taken.id, Some(known));
+        }
+        self.store.budget.account(0, bytes);
         for (ino, owner, bytes) in files {
             if self.quotas.count() {
                 // A program may have changed the file since the commit.
@@ -397,14 +405,6 @@ impl Inner {
                 self.shares.charge(*ino, Some((owner.uid, *bytes)));
             }
         }
-        if let Some(known) = self.scratch.known.lock().get_mut(&taken.id) {
-            let charged = known.charged_bytes.saturating_sub(bytes);
-            self.store.budget.account(known.charged_bytes, charged);
-            known.charged_bytes = charged;
-            known.used_bytes = known.used_bytes.saturating_sub(bytes);
-            self.charge_owner_of_scratch(&taken.id, Some(known));
-        }
-        self.store.budget.account(0, bytes);
     }
 
     fn undo_commit(&self, tree: &DetachedTree) -> Result<()> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, Result};
+use forebay_policy::QuotaSubject;
 
 use super::super::{Inner, Ino};
 use crate::node::{Node, NodeState};
@@ -43,6 +44,22 @@ pub(crate) struct OwnerRoom {
     _quota: QuotaPromise,
 }
 
+/// What a user wants to hold in addition.
+#[derive(Debug, Clone, Copy)]
+struct OwnerDemand {
+    owner: FileOwner,
+    bytes: u64,
+    files: u64,
+}
+
+impl OwnerDemand {
+    /// One more dirty file, unless the file is dirty already.
+    fn of_file(node: &Node) -> Self {
+        let record = &node.state.lock().record;
+        Self { owner: FileOwner::of(record), bytes: 0, files: u64::from(!record.file.is_dirty()) }
+    }
+}
+
 /// What does not allow more.
 #[derive(Debug, Clone, Copy)]
 enum OwnerShortage {
@@ -57,23 +74,35 @@ impl Inner {
         Some(self.quotas.room_bytes(owner)?.min(self.shares.room_bytes(owner.uid)))
     }
 
-    /// Promises room in the share and the quotas of a file's owner. A file that is not dirty yet is counted, too. Waits as
-    /// long as the flush makes room.
+    /// Promises room for more bytes of a file. If it is not dirty yet, it is counted as one more file. Waits as long as the
+    /// flush makes room.
     ///
     /// # Errors
     /// `Quota` with the numbers.
     pub(crate) async fn room_for_file(self: &Arc<Self>, node: &Node, bytes: u64) -> Result<OwnerRoom> {
-        let (owner, files) = owner_and_files(node);
-        self.owner_room(owner, bytes, files, OF_WRITE).await
+        self.owner_room(OF_WRITE, || OwnerDemand { bytes, ..OwnerDemand::of_file(node) }).await
     }
 
-    /// The same without a wait.
+    /// Promises room for clean content that becomes dirty: all of its bytes. Nothing, once another caller has marked it.
+    ///
+    /// # Errors
+    /// As [`Self::room_for_file`].
+    pub(crate) async fn room_for_mark(self: &Arc<Self>, node: &Node) -> Result<OwnerRoom> {
+        let demand = || {
+            let demand = OwnerDemand::of_file(node);
+            let bytes = if demand.files == 0 { 0 } else { self.counted_bytes(&mut node.state.lock()) };
+            OwnerDemand { bytes, ..demand }
+        };
+        self.owner_room(OF_WRITE, demand).await
+    }
+
+    /// As [`Self::room_for_file`], without a wait.
     ///
     /// # Errors
     /// As [`Self::room_for_file`].
     pub(crate) fn room_for_file_now(&self, node: &Node, bytes: u64) -> Result<OwnerRoom> {
-        let (owner, files) = owner_and_files(node);
-        self.owner_room_now(owner, bytes, files).map_err(|short| self.refused(owner, short, bytes, files))
+        let demand = OwnerDemand { bytes, ..OwnerDemand::of_file(node) };
+        self.owner_room_now(demand).map_err(|short| self.refused(short, demand))
     }
 
     /// Promises room for a new file. The wait is short.
@@ -81,7 +110,7 @@ impl Inner {
     /// # Errors
     /// As [`Self::room_for_file`].
     pub(crate) async fn room_for_new(self: &Arc<Self>, owner: FileOwner) -> Result<OwnerRoom> {
-        self.owner_room(owner, 0, 1, OF_CREATE).await
+        self.owner_room(OF_CREATE, || OwnerDemand { owner, bytes: 0, files: 1 }).await
     }
 
     /// Refuses a file that is about to be fetched for a change, and that can never be held under the quotas of its owner.
@@ -97,32 +126,40 @@ impl Inner {
         refusal.map_or(Ok(()), |refusal| Err(self.quotas.refused(refusal, bytes, 1)))
     }
 
-    /// Waits until everything is counted for quotas, so that nothing is refused for want of a count.
-    pub(crate) async fn until_quotas_are_counted(&self) {
-        let begun = Instant::now();
-        while !self.quotas.is_complete() && begun.elapsed() < OF_WRITE.most {
-            tokio::time::sleep(PAUSE).await;
+    /// Promises room under quotas alone. Waits only until everything is counted.
+    ///
+    /// # Errors
+    /// As [`Self::room_for_file`].
+    pub(crate) async fn quota_room(&self, subjects: &[QuotaSubject], bytes: u64, files: u64) -> Result<QuotaPromise> {
+        loop {
+            match self.quotas.promise_to(subjects, bytes, files) {
+                Ok(promise) => return Ok(promise),
+                Err(refusal) if refusal.why != QuotaShortage::Uncounted => {
+                    return Err(self.quotas.refused(refusal, bytes, files));
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
         }
     }
 
+    /// `demand` is asked again for each attempt.
     async fn owner_room(
         self: &Arc<Self>,
-        owner: FileOwner,
-        bytes: u64,
-        files: u64,
         patience: OwnerPatience,
+        demand: impl Fn() -> OwnerDemand,
     ) -> Result<OwnerRoom> {
         let (begun, mut progressed, mut hoped) = (Instant::now(), Instant::now(), None::<Instant>);
         let (mut last, mut least_dirty) = (None, u64::MAX);
         let mut waiting = None;
         loop {
-            let short = match self.owner_room_now(owner, bytes, files) {
+            let demand = demand();
+            let short = match self.owner_room_now(demand) {
                 Ok(room) => return Ok(room),
                 Err(short) => short,
             };
             let mark = match short {
                 OwnerShortage::Share => {
-                    least_dirty = least_dirty.min(self.shares.dirty_bytes(owner.uid));
+                    least_dirty = least_dirty.min(self.shares.dirty_bytes(demand.owner.uid));
                     (least_dirty, (0, 0))
                 }
                 OwnerShortage::Quota(refusal) => {
@@ -133,13 +170,15 @@ impl Inner {
             if last != Some(mark) {
                 (last, progressed) = (Some(mark), Instant::now());
             }
-            let refused = || Err(self.refused(owner, short, bytes, files));
-            if begun.elapsed() >= patience.most {
-                return refused();
-            }
+            let refused = || Err(self.refused(short, demand));
             match short {
                 OwnerShortage::Quota(QuotaRefusal { why: QuotaShortage::Never, .. }) => return refused(),
-                OwnerShortage::Quota(QuotaRefusal { why: QuotaShortage::Uncounted, .. }) => progressed = Instant::now(),
+                // The count comes to its end.
+                OwnerShortage::Quota(QuotaRefusal { why: QuotaShortage::Uncounted, .. }) => {
+                    tokio::time::sleep(PAUSE).await;
+                    progressed = Instant::now();
+                    continue;
+                }
                 OwnerShortage::Quota(refusal @ QuotaRefusal { why: QuotaShortage::Full, subject, .. })
                     if hoped.is_none_or(|at| at.elapsed() >= HOPE_EVERY) =>
                 {
@@ -153,7 +192,7 @@ impl Inner {
                 }
                 _ => {}
             }
-            if progressed.elapsed() >= patience.stalled {
+            if progressed.elapsed() >= patience.stalled || begun.elapsed() >= patience.most {
                 return refused();
             }
             self.flush_bell.notify_one();
@@ -161,21 +200,17 @@ impl Inner {
         }
     }
 
-    fn owner_room_now(
-        &self,
-        owner: FileOwner,
-        bytes: u64,
-        files: u64,
-    ) -> std::result::Result<OwnerRoom, OwnerShortage> {
+    fn owner_room_now(&self, demand: OwnerDemand) -> std::result::Result<OwnerRoom, OwnerShortage> {
+        let OwnerDemand { owner, bytes, files } = demand;
         let share = self.shares.promise(owner.uid, bytes).ok_or(OwnerShortage::Share)?;
         let quota = self.quotas.promise(owner, bytes, files).map_err(OwnerShortage::Quota)?;
         Ok(OwnerRoom { _share: share, _quota: quota })
     }
 
-    fn refused(&self, owner: FileOwner, short: OwnerShortage, bytes: u64, files: u64) -> Error {
+    fn refused(&self, short: OwnerShortage, demand: OwnerDemand) -> Error {
         match short {
-            OwnerShortage::Share => self.shares.refused_bytes(owner.uid, bytes),
-            OwnerShortage::Quota(refusal) => self.quotas.refused(refusal, bytes, files),
+            OwnerShortage::Share => self.shares.refused_bytes(demand.owner.uid, demand.bytes),
+            OwnerShortage::Quota(refusal) => self.quotas.refused(refusal, demand.bytes, demand.files),
         }
     }
 
@@ -193,10 +228,4 @@ impl Inner {
         self.shares.charge(ino, is_dirty.then_some((owner.uid, bytes)));
         self.quotas.charge(&SpaceHolder::File(ino), is_dirty.then_some((owner, bytes)));
     }
-}
-
-/// Returns the owner of a file, and how many files it would count in addition if it became dirty.
-fn owner_and_files(node: &Node) -> (FileOwner, u64) {
-    let record = &node.state.lock().record;
-    (FileOwner::of(record), u64::from(!record.file.is_dirty()))
 }

@@ -136,7 +136,8 @@ impl Inner {
         blocking(move || {
             let closes = inner.quotas.closes();
             let files = inner.quotas.dirty_files_of(subject, FILES_LOOKED_AT + 1);
-            let may_go = |ino: Ino| inner.may_be_flushed(ino) || inner.is_about_to_go(ino);
+            let may_go =
+                |ino: Ino| (inner.may_be_flushed(ino) && !inner.waits_for_job(ino)) || inner.is_about_to_go(ino);
             let is_hoped = match files.len() > FILES_LOOKED_AT {
                 true => inner.has_queued_of(subject)?,
                 false => files.into_iter().any(may_go),
@@ -145,6 +146,12 @@ impl Inner {
             Ok(is_hoped)
         })
         .await
+    }
+
+    /// Whether a file is flushed when a job ends that uses it.
+    fn waits_for_job(&self, ino: Ino) -> bool {
+        let waits = |node: &Node| self.policy_of(node).flush() == FlushPolicy::JobEnd;
+        self.node(ino).is_ok_and(|node| waits(&node)) && !self.advisor().jobs_of(ino).is_empty()
     }
 
     /// Whether anything of a user or a group waits for the flush.
