@@ -187,6 +187,42 @@ fn a_file_of_the_pool_can_be_changed_at_the_limit() {
     }
 }
 
+/// A file that is read past the daemon cannot be opened at the limit so that stores through a mapping would be lost.
+#[test]
+fn stores_through_a_mapping_at_the_limit_are_refused_or_kept() {
+    const STORE: &str = "
+import mmap, os
+reader = os.open('old', os.O_RDONLY)
+os.read(reader, 10)
+try:
+    writer = os.open('old', os.O_RDWR)
+    mapped = mmap.mmap(writer, 4096)
+    mapped[0:3] = b'new'
+    mapped.flush()
+    print('stored')
+except OSError as error:
+    print(error.errno)
+";
+    for flush in ["manual", "idle:1h"] {
+        let quota = "[[quota]]\nuser = \"*\"\nfiles = 1\n";
+        let mount = shared(&format!("[default]\nflush = \"{flush}\"\n{quota}"));
+        U1.sh(&mount.path(""), "yes | head -c 5000 >old").ok();
+        mount.flush();
+        U1.sh(&mount.path(""), "cat old >/dev/null").ok();
+        // The one file that the user may have; it is open, so that the flush does not make room.
+        let held = "import subprocess, sys\nheld = open('held', 'w')\nheld.write('x')\nheld.flush()\nexec(sys.argv[1])";
+        let mut command = U1.command("python3", &mount.path(""));
+        let answer = run(command.args(["-c", held, STORE]), Duration::from_secs(60)).ok();
+        mount.flush();
+        mount.forebay(["evict"], &[&mount.path("old")]).ok();
+        let there = fs::read(mount.pool("old")).unwrap();
+        match answer.out.trim() {
+            "stored" => assert_eq!(there[..4], *b"new\n", "{flush}"),
+            errno => assert_eq!((errno, &there[..4]), ("122", &b"y\ny\n"[..]), "{flush}"),
+        }
+    }
+}
+
 /// SEMANTICS 114: "files of a group count for its quota, whoever owns them"
 #[test]
 fn groups_have_quotas_for_projects_in_setgid_directories() {
