@@ -1,5 +1,6 @@
 //! Open files: opens, and the reads and writes that go through the daemon.
 
+mod close;
 mod inherited;
 mod modify;
 mod open;

@@ -1,20 +1,17 @@
-//! Open and release: what an open returns, and what is settled after the last close.
+//! Open: what an open returns.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::Content;
-use forebay_cache::{ContentId, Stamp, is_held};
+use forebay_cache::{Content, ContentId, Stamp};
 use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
-use super::tell_unless_gone;
 use super::through::is_full;
-use crate::node::{Attachment, FileOpens, Node, NodeState};
+use crate::node::{Attachment, Node, NodeState};
 use crate::quotas::FileOwner;
 use crate::tiers::device_health::is_of_device;
 
@@ -180,41 +177,9 @@ impl Overlay {
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
     }
-
-    /// Ends an open with the same flags. An open that this daemon does not know belonged to an earlier daemon and is
-    /// ignored.
-    pub fn release(&self, ino: Ino, flags: i32) {
-        self.inner.end_open(ino, is_writable(flags));
-    }
-}
-
-/// A change of a file's content is in progress: while this lives, no flush marks the file clean.
-pub(super) struct Writing<'a> {
-    inner: &'a Arc<Inner>,
-    ino: Ino,
-}
-
-impl Drop for Writing<'_> {
-    fn drop(&mut self) {
-        self.inner.end_change(self.ino);
-    }
 }
 
 impl Inner {
-    /// Begins a change of content that may come without an open: by path, or through an open of a daemon that died.
-    pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
-        node.state.lock().opens.begin_change();
-        self.begin_counting(node.ino);
-        Writing { inner: self, ino: node.ino }
-    }
-
-    fn end_change(self: &Arc<Self>, ino: Ino) {
-        self.end_use(ino, |opens| {
-            opens.end_change();
-            true
-        });
-    }
-
     /// Counts an open by a program. `bypasses`: it may write without the daemon.
     pub fn count_open(&self, ino: Ino, state: &mut NodeState, flags: i32, bypasses: bool) {
         let write = is_writable(flags);
@@ -225,47 +190,6 @@ impl Inner {
                 state.opens.note_bypass();
             }
             self.begin_counting(ino);
-        }
-    }
-
-    fn end_open(self: &Arc<Self>, ino: Ino, write: bool) {
-        self.end_use(ino, |opens| {
-            opens.remove(write, &self.table.opens);
-            write
-        });
-    }
-
-    /// `end` ends a use of a file, and returns whether it was a writer.
-    fn end_use(self: &Arc<Self>, ino: Ino, end: impl FnOnce(&mut FileOpens) -> bool) {
-        let inner = self;
-        let Ok(node) = inner.node(ino) else { return };
-        let (last_writer, unlinked, idle) = {
-            let mut state = node.state.lock();
-            let wrote = end(&mut state.opens);
-            (wrote && !state.opens.has_writer(), state.is_unlinked(ino), !state.opens.any())
-        };
-        let result = (|| {
-            if unlinked && idle {
-                inner.writing.lock().remove(&ino);
-                let mut txn = Txn::begin(inner);
-                txn.reap(ino)?;
-                return txn.commit();
-            }
-            if last_writer {
-                inner.room_may_come();
-                inner.end_write_through(&node)?;
-                inner.settle(&node)?;
-                inner.drop_written_around(&node)?;
-            }
-            Ok(())
-        })();
-        if let Err(error) = result {
-            tell_unless_gone(&node, &error, "after the last close");
-        }
-        drop(node);
-        inner.table.drop_idle(ino);
-        if idle {
-            inner.note_closed(ino);
         }
     }
 
@@ -431,140 +355,6 @@ impl Inner {
             true => Err(error),
             false => Err(Error::new(ErrorKind::Busy, Side::Cache, "content was given up that was not on the device")),
         }
-    }
-
-    /// Called after the last writer closed: counts the space, and finds out whether anything was written. A file that
-    /// is still mapped continues to count as written.
-    fn settle(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
-        self.take_set_id(node)?;
-        let unchanged = {
-            let mut state = node.state.lock();
-            if state.opens.has_writer() {
-                return Ok(());
-            }
-            if !state.record.file.is_dirty() {
-                self.end_bypass(node.ino, &mut state);
-                return Ok(());
-            }
-            let content = self.content(node.ino, &mut state)?;
-            let held = !state.bypass.is_none() && is_held(&content.file);
-            if !held && !self.end_bypass(node.ino, &mut state) {
-                // It is still immutable, and is settled once it is not.
-                return Ok(());
-            }
-            state.generation += 1;
-            state.quiescence.closed_at = Some(Instant::now());
-            if std::mem::take(&mut state.quiescence.postponed) {
-                self.hasten(node.ino);
-            }
-            // Beside a passthrough open, the kernel's page cache may hold the bytes from before.
-            state.kernel.pages_stale = true;
-            let meta = content.file.metadata().map_err(super::failed)?;
-            let occupied = meta.blocks() * 512;
-            if std::mem::take(&mut state.emptied) {
-                self.catalog.sync_first(content.clone());
-            }
-            self.count(&mut state, occupied)?;
-            // The count is saved later, together with other counts. Until then the inode stays in memory; after a kill
-            // the file is counted again.
-            if state.count_unsaved {
-                self.note_uncounted(node.ino);
-            }
-            match state.dirty_content.pool_stamp() {
-                Some(stamp) if Stamp::of(&content.file)? == stamp => Some(stamp),
-                _ => None,
-            }
-        };
-        if let Some(stamp) = unchanged
-            && self.unmark_dirty(node, stamp)?
-        {
-            return Ok(());
-        }
-        self.flush_bell.notify_one();
-        if self.store.budget.above(self.policy().space.high_watermark) > 0 {
-            self.flush_bell.notify_one();
-        }
-        Ok(())
-    }
-
-    /// Settles files that were still mapped when they were closed, and no longer are.
-    pub fn settle_unmapped(self: &Arc<Self>) {
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
-        for ino in writing {
-            let Ok(node) = self.node(ino) else {
-                self.writing.lock().remove(&ino);
-                continue;
-            };
-            let unmapped = {
-                let state = node.state.lock();
-                if state.is_deleted() {
-                    self.writing.lock().remove(&ino);
-                    continue;
-                }
-                let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
-                !state.opens.has_writer() && !held()
-            };
-            if unmapped && let Err(error) = self.settle(&node).and_then(|()| self.drop_written_around(&node)) {
-                // A damaged file must not keep the other files from being counted and stopped.
-                self.writing.lock().remove(&ino);
-                tell_unless_gone(&node, &error, "after the last mapping");
-            }
-        }
-    }
-
-    /// Marks content clean if it is as it was at `stamp`, when the pool's copy equalled it, and if no program can still
-    /// write it. Returns whether it is clean.
-    pub fn unmark_dirty(&self, node: &Arc<Node>, stamp: Stamp) -> Result<bool> {
-        self.unmark_dirty_unless(node, stamp, FileOpens::has_writer)
-    }
-
-    /// The same. `may_change`: whether the file counts as one that a program can still write.
-    pub fn unmark_dirty_unless(
-        &self,
-        node: &Arc<Node>,
-        stamp: Stamp,
-        may_change: impl Fn(&FileOpens) -> bool,
-    ) -> Result<bool> {
-        let mut txn = Txn::begin(self);
-        let state = txn.state(node.ino)?;
-        let Some(content) = state.content.clone() else { return Ok(false) };
-        // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        if may_change(&state.opens) || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
-            return Ok(false);
-        }
-        if !txn.record(node.ino)?.in_pool() {
-            // Another client removed the pool's copy meanwhile: this is the only copy.
-            return Ok(false);
-        }
-        let record = txn.record(node.ino)?;
-        if !record.file.is_dirty() {
-            // The last close and a flush did this at the same time.
-            return Ok(true);
-        }
-        record.size = stamp.size;
-        if record.file.is_spilled() {
-            txn.give_up_spilled(node.ino)?;
-            txn.commit()?;
-            self.tell_kernel_inode(node.ino, true);
-            return Ok(true);
-        }
-        record.file = record.file.flushed()?;
-        let state = txn.state(node.ino)?;
-        state.dirty_content.forget_pool_copy();
-        self.end_bypass(node.ino, state);
-        if self.catalog.glance_written_back(&content).is_err() || !self.store.is_used(ContentId(content.id)) {
-            // The content did not reach the device, but the pool has it.
-            txn.give_up(node.ino)?;
-            txn.commit()?;
-            self.tell_kernel_inode(node.ino, true);
-            return Ok(true);
-        }
-        let occupied = content.file.metadata().map_err(super::failed)?.blocks() * 512;
-        let state = txn.state(node.ino)?;
-        self.count(state, occupied)?;
-        txn.put_clean_content(node.ino, ContentId(content.id))?;
-        txn.commit()?;
-        Ok(true)
     }
 }
 
