@@ -24,8 +24,7 @@ pub struct ReplyReader {
 pub fn call(entry: &RegisteredMount, request: &Request) -> Result<ReplyReader, Failure> {
     let mut stream = connect(entry)?;
     let mountpoint = entry.mountpoint().display().to_string();
-    let mut line = serde_json::to_vec(request).map_err(|e| Failure::new(FailureKind::Other, e.to_string()))?;
-    line.push(b'\n');
+    let line = request.to_line().map_err(|e| Failure::new(FailureKind::Other, e.to_string()))?;
     if line.len() as u64 > limits::REQUEST_BYTES {
         return Err(Failure::usage("the list of paths is too long for one request").remedy("split it"));
     }
@@ -60,7 +59,7 @@ impl Iterator for ReplyReader {
         while !self.over {
             let mut line = Vec::new();
             let reply = match self.lines.read_until(b'\n', &mut line) {
-                Ok(_) if line.ends_with(b"\n") => serde_json::from_slice(&line).map_err(|e| {
+                Ok(_) if line.ends_with(b"\n") => Reply::from_line(&line).map_err(|e| {
                     Failure::new(FailureKind::Other, format!("the daemon's answer is not understood: {e}"))
                 }),
                 Ok(_) => Err(lost(&self.mountpoint, &std::io::Error::from_raw_os_error(libc::ECONNRESET))),

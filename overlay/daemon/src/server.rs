@@ -123,7 +123,7 @@ async fn answer(stream: UnixStream, context: &ServerContext) -> io::Result<()> {
     let mut line = Vec::new();
     let mut limited = BufReader::new(read).take(limits::REQUEST_BYTES);
     tokio::time::timeout(limits::REQUEST, limited.read_until(b'\n', &mut line)).await??;
-    let outcome = match serde_json::from_slice::<Request>(&line) {
+    let outcome = match Request::from_line(&line) {
         Ok(request) => carry_out(request, &client, context, &mut out).await,
         Err(error) => Err(Gone::Failed(Failure::usage(format!("the request is not understood: {error}")))),
     };
@@ -391,8 +391,7 @@ struct ReplyWriter(tokio::net::unix::OwnedWriteHalf);
 
 impl ReplyWriter {
     async fn send(&mut self, reply: &Reply) -> io::Result<()> {
-        let mut line = serde_json::to_vec(reply).map_err(io::Error::other)?;
-        line.push(b'\n');
+        let line = reply.to_line().map_err(io::Error::other)?;
         tokio::time::timeout(limits::SILENCE, self.0.write_all(&line)).await?
     }
 
