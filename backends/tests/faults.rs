@@ -34,7 +34,7 @@ use std::sync::Arc;
 use forebay_backends::conformance::troubled::{self, Trouble, TroubledPool};
 use forebay_backends::{Attrs, Pool};
 
-use common::{attrs, path};
+use common::{attrs, is_complete, path};
 
 /// The minimum number of faults in each case.
 const FAULTS_EACH: u64 = 4;
@@ -43,6 +43,11 @@ const SEED: u64 = 1;
 
 fn seed() -> u64 {
     std::env::var("FOREBAY_SEED").map_or(SEED, |seed| seed.parse().expect("FOREBAY_SEED is a number"))
+}
+
+/// Rounds of each case over a real server.
+fn rounds() -> u32 {
+    if is_complete() { 60 } else { 30 }
 }
 
 /// Fails if a case fails, if no fault happened, or if anything is left in the pool.

@@ -36,9 +36,9 @@ fn patient() -> Options {
 /// The longest time from the return of the server to the arrival of absorbed writes: the flusher retries now and then.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(120);
 /// Kills of the daemon, and of the server, for each kind of pool.
-const KILLS: u64 = 40;
+const KILLS: u64 = 20;
 /// Ceph's gateway answers only some hundred requests per second on the test machine.
-const KILLS_OVER_CEPH: u64 = 24;
+const KILLS_OVER_CEPH: u64 = 10;
 
 #[test]
 fn nothing_is_lost_or_invented_by_kills_over_s3() {

@@ -3,16 +3,18 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use forebay_tests::mount::{Mount, Options, Place, alone};
+use forebay_tests::mount::{Mount, Options, Place, alone, content};
 use forebay_tests::process::run;
 
 const DIRS: usize = 1000;
 const FILES_IN_DIR: usize = 1000;
-/// The promise is less than a second. A machine that is busy with other work gets more.
-const MOUNT_LIMIT: Duration = Duration::from_secs(5);
+const FILES: u64 = (DIRS * FILES_IN_DIR) as u64;
+/// What a file may cost once it is forgotten, in bytes. The smallest piece of memory is 16 bytes.
+const FORGOTTEN_FILE: u64 = 8;
 
 /// Makes a pool with very many empty files in memory: making them on a disk would take most of the test.
 fn a_million_files(place: &Place) {
@@ -37,6 +39,32 @@ fn look_at_all(mount: &Mount) -> u64 {
     seen
 }
 
+/// Bytes that the worker has read since its start, from files and sockets.
+fn read_since_start(mount: &Mount) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{}/io", mount.worker().pid)).unwrap();
+    io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+/// Mounts again, some times. Returns the bytes that a worker had read when the root could be looked at, in the best case:
+/// the scan in the background may have begun.
+fn read_at_start(mount: &Mount) -> u64 {
+    let once = |_| {
+        mount.umount();
+        mount.mount();
+        assert!(mount.path("").metadata().unwrap().is_dir());
+        read_since_start(mount)
+    };
+    (0..3).map(once).min().unwrap()
+}
+
+fn bytes_of(dir: &Path) -> u64 {
+    let each = |entry: std::io::Result<fs::DirEntry>| match entry.unwrap() {
+        entry if entry.file_type().unwrap().is_dir() => bytes_of(&entry.path()),
+        entry => entry.metadata().unwrap().len(),
+    };
+    fs::read_dir(dir).unwrap().map(each).sum()
+}
+
 /// SEMANTICS 30: "Mounting takes no longer with a catalog of a million files than with an empty one."
 /// SEMANTICS 31: "Files that programs looked at and the kernel then forgot cost the daemon no memory."
 #[test]
@@ -45,24 +73,23 @@ fn a_million_files_cost_nothing_at_the_mount_and_nothing_once_forgotten() {
     let place = Place::new();
     a_million_files(&place);
     let mount = Mount::on(place, Options::default());
+    let with_none = read_at_start(&mount);
     // The first two rounds fill caches of limited size. The second one fills the caches of the catalog.
     for _ in 0..2 {
-        assert_eq!(look_at_all(&mount), (DIRS * FILES_IN_DIR) as u64);
+        assert_eq!(look_at_all(&mount), FILES);
         forget_all(&mount);
     }
     let before = mount.rss_bytes();
-    assert_eq!(look_at_all(&mount), (DIRS * FILES_IN_DIR) as u64);
+    assert_eq!(look_at_all(&mount), FILES);
     forget_all(&mount);
     let after = mount.rss_bytes();
-    println!("resident memory: {} MiB, after as many lookups again {} MiB", before >> 20, after >> 20);
-    assert!(after <= before + before / 10 + (16 << 20), "{before} bytes grew to {after}");
+    println!("resident memory: {} KiB, after as many lookups again {} KiB", before >> 10, after >> 10);
+    assert!(after <= before + FORGOTTEN_FILE * FILES, "{before} bytes grew to {after}");
 
-    mount.umount();
-    let began = Instant::now();
-    mount.mount();
-    let took = began.elapsed();
-    println!("mounted with a catalog of {} files in {} ms", DIRS * FILES_IN_DIR, took.as_millis());
-    assert!(took < MOUNT_LIMIT, "{took:?}");
+    let with_all = read_at_start(&mount);
+    let catalog = bytes_of(&mount.place.fast().join("catalog"));
+    println!("read at the start: {with_none} bytes, with a catalog of {catalog} bytes {with_all}");
+    assert!(with_all < with_none + catalog / 20, "{with_none} bytes with an empty catalog, {with_all} with all files");
     assert!(fs::metadata(mount.path("d0099/f0999")).unwrap().is_file());
 }
 
@@ -80,7 +107,7 @@ fn forget_all(mount: &Mount) {
     std::thread::sleep(Duration::from_secs(3));
 }
 
-const BIG: u64 = 1 << 30;
+const BIG: u64 = 512 << 20;
 const READERS: usize = 64;
 
 /// SEMANTICS 14: "However many readers request the same bytes at the same time, the daemon requests them from the pool
@@ -90,23 +117,20 @@ fn sixty_four_readers_of_one_cold_file_cost_the_pool_its_size_once() {
     let _alone = alone();
     let mount = Mount::new(Options::default());
     let file = fs::File::create(mount.pool("big")).unwrap();
-    let piece: Vec<u8> = (0..1u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    for _ in 0..BIG >> 20 {
-        std::io::Write::write_all(&mut &file, &piece).unwrap();
+    for mib in 0..BIG >> 20 {
+        std::io::Write::write_all(&mut &file, &content(mib, 1 << 20)).unwrap();
     }
     assert!(file.metadata().unwrap().blocks() * 512 >= BIG);
     let readers: Vec<_> = (0..READERS)
         .map(|_| {
-            let path = mount.path("big");
-            std::thread::spawn(move || {
-                // A process of its own reads the whole file.
-                run(Command::new("sum").arg(&path), Duration::from_secs(240)).ok().out
-            })
+            let (seen, meant) = (mount.path("big"), mount.pool("big"));
+            // A process of its own reads the whole file.
+            std::thread::spawn(move || run(Command::new("cmp").arg(&seen).arg(&meant), Duration::from_secs(240)).ok())
         })
         .collect();
-    let sums: Vec<String> = readers.into_iter().map(|r| r.join().unwrap()).collect();
-    let first = sums[0].split_whitespace().next().unwrap().to_owned();
-    assert!(sums.iter().all(|s| s.split_whitespace().next() == Some(&*first)), "readers saw different bytes");
+    for reader in readers {
+        reader.join().unwrap();
+    }
     let read = mount.status().counters.pool_read_bytes;
     println!("{READERS} readers of {BIG} bytes: the pool was asked for {read}");
     assert!(read <= BIG + BIG / 20, "{read} bytes were read from the pool");

@@ -9,8 +9,6 @@ use super::restarts::Restarts;
 use super::rpc::{Loss, NfsFaultProxy, procedure};
 use super::*;
 
-const ROUNDS: u32 = 60;
-
 fn start() -> NfsServer {
     NfsServer::start(Path::new(env!("CARGO_TARGET_TMPDIR")), Squash::None)
 }
@@ -27,7 +25,7 @@ async fn nfs_endures_a_way_that_fails() {
     let way = Arc::new(NfsFaultProxy::start(server.nfs_port()).await);
     let troubled = NfsPool::open(&server.url_by("/pool", way.port())).await.unwrap();
     let sound = NfsPool::open(&server.url()).await.unwrap();
-    assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS).await;
+    assert_endures(Arc::new(troubled), Arc::new(sound), way, rounds()).await;
     assert_eq!(unfinished(&server.export()), [""; 0]);
 }
 
@@ -38,7 +36,7 @@ async fn nfs_endures_a_server_that_is_killed_and_started_again() {
     let (url, export) = restarts.place().clone();
     let (troubled, sound) = (NfsPool::open(&url).await.unwrap(), NfsPool::open(&url).await.unwrap());
     let restarts = Arc::new(restarts);
-    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::clone(&restarts) as Arc<dyn Trouble>, ROUNDS).await;
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::clone(&restarts) as Arc<dyn Trouble>, rounds()).await;
     // The server's files exist only while the server value lives.
     assert_eq!(unfinished(&export), [""; 0]);
     drop(restarts);

@@ -12,9 +12,10 @@ use super::restarts::Restarts;
 use super::s3_server::{Rgw, Versitygw, curl_at, environment, url_at};
 use super::*;
 
-const ROUNDS: u32 = 60;
 /// In this environment Ceph's gateway answers some hundred requests per second.
-const ROUNDS_ON_CEPH: u32 = 12;
+fn rounds_on_ceph() -> u32 {
+    rounds() / 5
+}
 
 async fn attach(port: u16) -> S3Pool {
     S3Pool::attach(&url_at(port), &environment()).await.unwrap()
@@ -61,7 +62,7 @@ async fn s3_on_versitygw_endures_a_way_that_fails() {
     let server = Versitygw::start();
     let way = Arc::new(HttpFaultProxy::start(server.port()).await);
     let (troubled, sound) = (attach(way.port()).await, attach(server.port()).await);
-    assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS).await;
+    assert_endures(Arc::new(troubled), Arc::new(sound), way, rounds()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -69,21 +70,21 @@ async fn s3_on_ceph_endures_a_way_that_fails() {
     let server = Rgw::start();
     let way = Arc::new(HttpFaultProxy::start(server.port()).await);
     let (troubled, sound) = (attach(way.port()).await, attach(server.port()).await);
-    assert_endures(Arc::new(troubled), Arc::new(sound), way, ROUNDS_ON_CEPH).await;
+    assert_endures(Arc::new(troubled), Arc::new(sound), way, rounds_on_ceph()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn s3_endures_a_server_that_is_killed_and_started_again() {
     let restarts = Restarts::of(Versitygw::start, Versitygw::kill, Versitygw::resume, Versitygw::port);
     let (troubled, sound) = (attach(*restarts.place()).await, attach(*restarts.place()).await);
-    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS).await;
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), rounds()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn s3_endures_a_gateway_of_ceph_that_is_killed_and_started_again() {
     let restarts = Restarts::of(Rgw::start, Rgw::kill, Rgw::resume, Rgw::port);
     let (troubled, sound) = (attach(*restarts.place()).await, attach(*restarts.place()).await);
-    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), ROUNDS_ON_CEPH).await;
+    assert_endures(Arc::new(troubled), Arc::new(sound), Arc::new(restarts), rounds_on_ceph()).await;
 }
 
 const LOST: [Wrong; 2] = [Wrong::ResetAfter, Wrong::FailedAfter];
