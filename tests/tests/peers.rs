@@ -381,7 +381,7 @@ fn what_a_broken_node_says_is_not_believed() {
     assert_eq!(others, 1);
 }
 
-/// SECURITY 19: "answers nobody without the token of the cluster"
+/// SECURITY 19: "answers no client without the token of the cluster"
 #[test]
 fn the_door_is_closed_without_the_token_and_bad_requests_are_refused() {
     let _alone = alone();

@@ -108,7 +108,7 @@ impl Lender {
         match facts.held {
             HeldRange::Resident => {}
             HeldRange::FromPool => return Lend::WhenArrived,
-            // Who waits for a node makes no other node wait, so that no circle can come about.
+            // A node that waits for another node makes no third one wait, so that no circle can come about.
             HeldRange::FromPeer => return Lend::Answer(PeerAnswer::Busy { holders: SmallVec::new(), retry_after }),
             HeldRange::Absent | HeldRange::OtherVersion => return Lend::Fetch,
         }

@@ -1,4 +1,4 @@
-//! Who belongs to the cluster.
+//! The members of the cluster.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -159,7 +159,7 @@ impl Inner {
         })
     }
 
-    /// Returns whether an inode never goes to the pool: it was made here, and its rule says `write = "local"`.
+    /// Returns whether an inode never goes to the pool: it was created on this node, and its rule says `write = "local"`.
     pub fn is_local(&self, node: &Node) -> bool {
         node.ino != Ino::ROOT && !node.state.lock().record.in_pool() && self.policy_of(node).write == Write::Local
     }

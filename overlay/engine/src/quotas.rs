@@ -3,7 +3,7 @@
 //! Content that is not in the pool yet is charged to the owner and the group of its file, and the space of a scratch
 //! directory to those of the directory. Each change of a file charges it again, under the lock of its node, in the step
 //! that makes the change visible. So the counts follow the catalog. A daemon that starts, or gets its first quota, counts
-//! once from the catalog (`Inner::count_quotas`); until that has ended, those who have a limit wait.
+//! once from the catalog (`Inner::count_quotas`); until that has ended, writers with a limit wait.
 //!
 //! Before a write takes space, or a file becomes dirty, room for it is promised ([`Quotas::promise`],
 //! `space/owner_room.rs`). Leases are counted when a staging begins (`report.rs`).

@@ -55,7 +55,7 @@ struct KnownScratch {
     taken: Option<ScratchUse>,
 }
 
-/// Who has a scratch directory to itself.
+/// The task that excludes others from a scratch directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScratchUse {
     Count,

@@ -70,7 +70,7 @@ struct ViewRecord {
 impl ViewRecord {
     /// Lets the view end if its time is over, or nobody stages it any more.
     fn note_end(&mut self, now_unix: u64) {
-        // A process that nobody has waited for is still there.
+        // A process whose parent has not waited for it still exists.
         let has_ended = |maker: Process| !maker.is_alive() || is_ending(maker.pid);
         let is_abandoned = self.phase == ViewPhase::Staging && self.maker.is_some_and(has_ended);
         if is_abandoned || self.expires_unix.is_some_and(|at| at <= now_unix) {

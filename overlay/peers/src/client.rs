@@ -249,7 +249,7 @@ impl Incoming {
                     return Ok(bytes);
                 }
                 Some(PeerFrame::Refused(why)) => return Err(why),
-                // Who gives does not wait for the pool.
+                // A member that sends content does not wait for the pool.
                 Some(PeerFrame::Waiting) if self.has_begun => return Err(PassOver::Damaged),
                 Some(PeerFrame::Waiting) => continue,
                 None => {}

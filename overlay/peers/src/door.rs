@@ -165,7 +165,7 @@ impl LendTask {
         let _ = frames.send(Ok(refusing_frame(why))).await;
     }
 
-    /// Makes the range resident, from the pool. Goes on if the reader leaves: others will want it, too.
+    /// Makes the range resident, from the pool. Goes on if the reader leaves, since other members will request it, too.
     async fn fetch(&mut self, file: FileKey, frames: &Frames) -> Result<(), PassOver> {
         let refusal = |e: Error| match e.kind() {
             ErrorKind::NoSpace => PassOver::NoRoom,

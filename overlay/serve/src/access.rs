@@ -1,4 +1,4 @@
-//! Who may read what: bearer tokens and signed URLs.
+//! Access control: bearer tokens and signed URLs.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const EXPIRES: &str = "expires";
 const SIGNATURE: &str = "signature";
 
-/// Who may read, as a file says it.
+/// The access rules of a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct AccessFile {
@@ -45,7 +45,7 @@ struct TokenEntry {
     admin: bool,
 }
 
-/// Who may read what. By default, everyone everything, and nobody may purge or prefetch.
+/// Access rules. By default, every client may read every path, and no client may purge or prefetch.
 #[derive(Default)]
 pub struct AccessRules {
     signing_key: Option<Vec<u8>>,

@@ -12,7 +12,7 @@ pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 /// Where the content of a response came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheResult {
-    /// The fast pool; nobody was asked.
+    /// The fast pool; no origin was asked.
     Hit,
     /// The fast pool; the pool or the origin was asked whether the content is current.
     Confirmed,

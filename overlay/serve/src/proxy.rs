@@ -78,7 +78,7 @@ struct KeptResponses {
 }
 
 impl KeptResponses {
-    /// Lets nobody join flights to these targets any longer, and lets nothing of them be kept.
+    /// From now on, no request joins a flight to these targets, and no response of such a flight is kept.
     fn outdate(&self, is_one: impl Fn(&Flight) -> bool) {
         self.flights.lock().retain(|_, flight| {
             let outdated = is_one(flight);
@@ -114,7 +114,7 @@ struct ProxiedGet<'a> {
     forwarded: OnceLock<HeaderMap>,
 }
 
-/// Who sent a request, and how.
+/// The client that sent a request, and the protocol.
 #[derive(Debug, Clone, Copy)]
 struct Sender {
     version: Version,

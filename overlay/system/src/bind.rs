@@ -102,7 +102,7 @@ pub fn in_namespace_of<T: Send>(
     })
 }
 
-/// Checks that a process has a mount namespace of its own, and one that only root can change: whoever owns a namespace can
+/// Checks that a process has a mount namespace of its own, and one that only root can change: the owner of a namespace can
 /// make the mounts in it writable.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Goes through the trees of views, whatever their depth, with few descriptors. Nobody else changes them.
+//! Goes through the trees of views, whatever their depth, with few descriptors. No other task changes them.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
 //! Files that do not fit into the fast pool, in front of a pool that cannot write ranges, but takes content in parts
 //! before the object exists (`parts_ahead`: S3). Ranges of the content are *spilled*: sent as parts, and then punched out
-//! of the content file. Nobody else sees them. The flush after the last close makes the object of the parts and of what is
+//! of the content file. Other clients of the pool do not see the parts. The flush after the last close makes the object of the parts and of what is
 //! left in the content file, in one step.
 //!
 //! A file without spilled ranges becomes one with them only while no program changes it. From then on, every change of its
@@ -242,7 +242,7 @@ impl Inner {
         blocking(move || {
             catalog.sync()?;
             ranges.iter().try_for_each(|range| {
-                // Nobody sets the times meanwhile.
+                // The lock keeps the times as they are meanwhile.
                 let _state = locked.state.lock();
                 let mtime = Stamp::of(&punched.file)?.mtime;
                 punch(&punched, range)?;
@@ -459,7 +459,7 @@ impl Inner {
                 };
                 let (restored, locked) = (content.clone(), node.clone());
                 blocking(move || {
-                    // Nobody sets the times meanwhile.
+                    // The lock keeps the times as they are meanwhile.
                     let _state = locked.state.lock();
                     let mtime = Stamp::of(&restored.file)?.mtime;
                     std::os::unix::fs::FileExt::write_all_at(&*restored.file, &data, at).map_err(failed)?;

@@ -114,7 +114,7 @@ fn another_policy_holds_at_once_and_the_first_one_counts_first() {
     let first = quotas.set_policy(&policy(&EACH.replace('*', "1000"))).unwrap();
     let other = quotas.promise(ANNA, 10, 0).unwrap_err();
     assert_eq!(other.why, Uncounted);
-    // Until everything is counted, those who have a limit wait, and only those.
+    // Until everything is counted, users with a limit wait, and no others.
     assert_eq!((quotas.room_bytes(ANNA), quotas.room_bytes(BOB)), (None, Some(u64::MAX)));
     assert!(quotas.promise(BOB, 1 << 40, 9).is_ok());
     // A count that was overtaken by another one does not end it.

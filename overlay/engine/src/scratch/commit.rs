@@ -456,7 +456,7 @@ impl Inner {
     fn note_commits(&self) -> Vec<oneshot::Receiver<()>> {
         for dir in std::mem::take(&mut *self.scratch.merged.lock()) {
             self.tell_kernel_inode(dir, false);
-            // Nobody remembers which of its names are new.
+            // It is not recorded which of its names are new.
             let told = self.catalog.names(dir, |name, _| {
                 self.tell_kernel_name(dir, name);
                 Ok(true)

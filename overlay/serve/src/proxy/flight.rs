@@ -38,7 +38,7 @@ pub enum Stage {
     Confirmed(Arc<Stored>),
     /// The origin fails, and what is kept may be used.
     StandIn(Arc<Stored>),
-    /// The answer is for one client: others ask for themselves.
+    /// The answer is for one client: each other client sends a request of its own.
     Alone,
     Failed(NoAnswer),
 }
