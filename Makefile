@@ -171,8 +171,8 @@ bench-jobs: build
 	@timeout 7200 $(CARGO) bench -p forebay-benches --bench jobs -- $(ARGS)
 
 nightly: test test-slurm24 deny advisories
-	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_ALL=1 FOREBAY_CASES=1000000 FOREBAY_KILLS=200 FOREBAY_OPERATIONS=300000 FOREBAY_LIMIT=43200 \
-		timeout 43200 tests/run
+	@FOREBAY_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') FOREBAY_ALL=1 FOREBAY_CASES=1000000 \
+		FOREBAY_KILLS=200 FOREBAY_OPERATIONS=300000 FOREBAY_LIMIT=43200 timeout 43200 tests/run
 
 # Changes the code of some crates, one place at a time, and runs their unit tests. What no test notices is listed in
 # mutants.out/missed.txt of the target directory. MUTANTS: which code, as `cargo mutants` takes it.

@@ -13,7 +13,7 @@ use forebay_tests::process::run;
 const DIRS: usize = 1000;
 const FILES_IN_DIR: usize = 1000;
 const FILES: u64 = (DIRS * FILES_IN_DIR) as u64;
-/// What a file may cost once it is forgotten, in bytes. The smallest piece of memory is 16 bytes.
+/// What a file may cost once it is forgotten, in bytes. The smallest piece that the allocator gives is 16 bytes.
 const FORGOTTEN_FILE: u64 = 8;
 
 /// Makes a pool with very many empty files in memory: making them on a disk would take most of the test.

@@ -63,20 +63,11 @@ pub async fn assert_conforms(pool: Arc<dyn Pool>) {
     assert_cases(pool, conformance::cases()).await;
 }
 
-/// Cases that run at once: most of the time they wait for the server.
-const AT_ONCE: usize = 8;
-
 async fn assert_cases(pool: Arc<dyn Pool>, cases: Vec<Case>) {
     let scratch = path("scratch");
     pool.mkdir(&scratch, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
-    let one = async |case: Case| {
-        let outcome = conformance::run_case(&pool, &scratch, case).await;
-        println!("conformance of {}: {} ... {}", pool.url(), case.name, outcome.as_ref().err().map_or("ok", |e| e));
-        outcome.map_err(|failure| format!("{}: {failure}", case.name))
-    };
-    let outcomes: Vec<_> = stream::iter(cases).map(one).buffered(AT_ONCE).collect().await;
-    let failed: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-    assert!(failed.is_empty(), "{}: {failed:#?}", pool.url());
+    let report = conformance::run_cases(Arc::clone(&pool), scratch.clone(), cases).await;
+    assert!(report.passed(), "{report}");
     // Every case has cleaned up, including the pool's own temporary files.
     pool.remove_dir(&scratch).await.unwrap();
 }

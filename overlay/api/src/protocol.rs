@@ -130,8 +130,8 @@ pub enum Reply {
     Error(Failure),
 }
 
-// The code for JSON is generated here, and not again in each crate that sends a message or reads one: that took a minute
-// to compile.
+// The code for JSON is generated in this crate, and not again in each crate that sends or reads a message: it was a fifth
+// of the code of `overlay/daemon`.
 
 fn line_of(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;

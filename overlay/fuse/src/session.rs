@@ -269,7 +269,7 @@ impl MountSession {
 
     /// Handles the release of a file, after the kernel got the reply.
     pub fn released(&self, ino: Ino, handle: Handle, flags: i32) {
-        // What the close begins goes on in the background.
+        // A close may start background work, which needs the runtime.
         let _inside = self.runtime.enter();
         if !self.modes.release(ino, handle.mode, handle.writable) {
             tracing::debug!(%ino, ?handle, "a release of an open that is not on record");

@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const EXPIRES: &str = "expires";
 const SIGNATURE: &str = "signature";
 
-/// The access rules of a file.
+/// A file with access rules, as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct AccessFile {
