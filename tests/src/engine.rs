@@ -11,7 +11,7 @@ use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Fault, Metrics};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time};
-use forebay_engine::{Caller, Ino, Lookup, Options, Overlay, Policy, content_io, summary};
+use forebay_engine::{Caller, Ino, Lookup, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary};
 
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 pub const RDWR: i32 = libc::O_RDWR;
@@ -21,6 +21,7 @@ pub struct Fixture {
     pub memory: Arc<MemoryPool>,
     pub fault: Arc<Fault>,
     pub metrics: Arc<Metrics>,
+    pub catalog_faults: WriteFaults,
     pub fast: tempfile::TempDir,
 }
 
@@ -40,7 +41,7 @@ impl Fixture {
         let fault = Arc::new(Fault::new(memory.clone(), 1));
         fault.set_error(ErrorKind::Os(libc::EIO));
         let metrics = Arc::new(Metrics::new(fault.clone()));
-        Self { memory, fault, metrics, fast: tempfile::tempdir().unwrap() }
+        Self { memory, fault, metrics, catalog_faults: WriteFaults::default(), fast: tempfile::tempdir().unwrap() }
     }
 
     pub fn options(&self) -> Options {
@@ -55,8 +56,7 @@ impl Fixture {
             read_only: false,
             node: "here".into(),
             reattached: false,
-            lose_unsynced: false,
-            open_contents: None,
+            for_tests: TestOptions { catalog_faults: self.catalog_faults.clone(), ..TestOptions::default() },
         }
     }
 

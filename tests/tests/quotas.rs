@@ -342,6 +342,34 @@ async fn a_stage_that_would_break_a_quota_is_refused_before_it_starts() {
     overlay.shutdown().await.unwrap();
 }
 
+/// SEMANTICS 117: "What other stages of the user are about to lease counts, too."
+#[tokio::test(flavor = "multi_thread")]
+async fn stages_that_begin_at_the_same_time_do_not_break_a_quota_together() {
+    for _ in 0..10 {
+        let fixture = Fixture::new();
+        for name in ["a", "b", "c", "d"] {
+            fixture.put(name, &vec![7; 1 << 20]).await;
+        }
+        let policy = "[default]\nflush = \"manual\"\n[[quota]]\nuser = \"1\"\nstaged-bytes = \"3MiB\"\n";
+        let options = EngineOptions { policy: Policy::parse(policy).unwrap(), ..fixture.options() };
+        let overlay = Overlay::open(options).await.unwrap();
+        let stage = async |paths: [&str; 2]| {
+            let paths = paths.map(str::to_owned).to_vec();
+            summary(overlay.stage(StageRequest { paths, lease_owner: "user:1".into(), ..Default::default() })).await.0
+        };
+        let (one, two) = tokio::join!(stage(["a", "b"]), stage(["c", "d"]));
+        let refused = [one.refused, two.refused];
+        assert!(refused == [None, Some(libc::EDQUOT)] || refused == [Some(libc::EDQUOT), None], "{refused:?}");
+        // What both stage counts once.
+        let (one, two) = tokio::join!(stage(["a", "b"]), stage(["b", "a"]));
+        let shown = overlay.quotas(QuotaVerb::Show).await.unwrap();
+        let user = shown.quotas.iter().find(|quota| quota.id == 1 && quota.kind == QuotaKind::User).unwrap();
+        assert!(user.staged_bytes.used <= 3 << 20, "{user:?}");
+        assert_eq!(one.refused, two.refused);
+        overlay.shutdown().await.unwrap();
+    }
+}
+
 const LIMIT: u64 = 4 << 20;
 const FILES: u64 = 12;
 

@@ -23,6 +23,7 @@ mod recent;
 mod records;
 mod spilled;
 mod state;
+mod write_faults;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,6 +56,7 @@ pub use records::{
 pub use records::{append, decode, decode_first, encode};
 pub use spilled::{Spilled, SpilledRange};
 pub use state::FileState;
+pub use write_faults::WriteFaults;
 
 /// The layout of the records; a catalog of another format is refused.
 const FORMAT: u32 = 8;
@@ -109,6 +111,7 @@ pub struct Catalog {
     /// Held until that content is synced, so that no other caller syncs the log before it.
     syncing_first: parking_lot::Mutex<()>,
     lost: LostContents,
+    faults: WriteFaults,
     recent: RecentNames,
     queue: FlushQueue,
 }
@@ -154,6 +157,10 @@ impl Catalog {
         Ok(catalog)
     }
 
+    pub fn with_faults(self, faults: WriteFaults) -> Self {
+        Self { faults, ..self }
+    }
+
     /// Makes a catalog of an open database. `first_inode`: the first number to give if none was given yet.
     fn over(db: DB, first_inode: u64, epoch: u64) -> Result<Self> {
         Ok(Self {
@@ -170,6 +177,7 @@ impl Catalog {
             first: parking_lot::Mutex::default(),
             syncing_first: parking_lot::Mutex::default(),
             lost: LostContents::load(&db)?,
+            faults: WriteFaults::default(),
             recent: RecentNames::new(),
             queue: FlushQueue::load(&db)?,
             db,
@@ -247,7 +255,8 @@ impl Catalog {
 
     /// Applies a batch, which survives the death of the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
-        let written = self.db.write(batch.inner).map_err(|e| failed("write to the catalog", e));
+        let write = |batch| self.db.write(batch).map_err(|e| failed("write to the catalog", e));
+        let written = self.faults.check().and_then(|()| write(batch.inner));
         batch.names.iter().for_each(|key| self.recent.forget(key));
         written?;
         self.lost.forget(&batch.found);

@@ -13,8 +13,8 @@
 use std::collections::HashMap;
 use std::io;
 
+use arc_swap::ArcSwap;
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use parking_lot::RwLock;
 use rocksdb::DB;
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +34,9 @@ pub struct Lost {
     times: u64,
 }
 
-/// All recorded losses: nearly always none.
+/// All recorded losses: nearly always none. Each open asks for them, so a reader takes no lock.
 #[derive(Debug, Default)]
-pub(super) struct LostContents(RwLock<HashMap<ContentId, Lost>>);
+pub(super) struct LostContents(ArcSwap<HashMap<ContentId, Lost>>);
 
 impl LostContents {
     pub fn load(db: &DB) -> Result<Self> {
@@ -47,12 +47,15 @@ impl LostContents {
             let lost = decode(&value).map_err(|e| corrupt(cf::LOST).with_source(e))?;
             known.insert(ContentId(id_of(&key)?), lost);
         }
-        Ok(Self(RwLock::new(known)))
+        Ok(Self(ArcSwap::from_pointee(known)))
     }
 
     pub fn forget(&self, contents: &[ContentId]) {
         if !contents.is_empty() {
-            self.0.write().retain(|id, _| !contents.contains(id));
+            self.0.rcu(|known| {
+                let kept = known.iter().filter(|(id, _)| !contents.contains(id));
+                kept.map(|(id, lost)| (*id, lost.clone())).collect::<HashMap<_, _>>()
+            });
         }
     }
 }
@@ -105,14 +108,14 @@ impl Catalog {
     /// # Errors
     /// `EIO` if it was.
     pub fn check_kept(&self, id: ContentId) -> Result<()> {
-        match self.lost.0.read().get(&id) {
+        match self.lost.0.load().get(&id) {
             Some(lost) => Err(lost.error()),
             None => Ok(()),
         }
     }
 
     pub fn lost(&self, id: ContentId) -> Option<Lost> {
-        self.lost.0.read().get(&id).cloned()
+        self.lost.0.load().get(&id).cloned()
     }
 
     fn note_lost(&self, id: ContentId, error: &io::Error) {
@@ -122,12 +125,14 @@ impl Catalog {
         if matches!(errno, libc::EINTR | libc::EBADF | libc::ENOSYS | libc::EPERM) {
             return;
         }
-        let lost = {
-            let mut known = self.lost.0.write();
-            let lost = known.entry(id).or_insert(Lost { errno, at: 0, times: 0 });
-            *lost = Lost { errno, at: unix_now(), times: lost.times + 1 };
-            lost.clone()
-        };
+        let at = unix_now();
+        let now = |before: Option<&Lost>| Lost { errno, at, times: before.map_or(0, |lost| lost.times) + 1 };
+        let before = self.lost.0.rcu(|known| {
+            let mut known = HashMap::clone(known);
+            known.insert(id, now(known.get(&id)));
+            known
+        });
+        let lost = now(before.get(&id));
         let ino = self.content(id).ok().flatten().map_or(0, |record| record.ino.0);
         tracing::error!(%error, ino, content = format!("{:x}", id.0), "what was written did not reach the device");
         let mut batch = self.batch();

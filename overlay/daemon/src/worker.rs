@@ -204,8 +204,7 @@ pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool)
         content_io: Default::default(),
         read_only,
         reattached,
-        lose_unsynced: false,
-        open_contents: None,
+        for_tests: Default::default(),
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     Ok(Engine { overlay: Overlay::open(options).await?, pool: counted, not_attached })

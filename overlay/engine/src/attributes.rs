@@ -197,7 +197,7 @@ impl Inner {
         let mut txn = Txn::begin(self);
         let has_content = txn.record(node.ino)?.file.is_dirty();
         let content = match has_content {
-            true => Some(self.content(node.ino, txn.state(node.ino)?)?),
+            true => Some(txn.content(node.ino)?),
             false => None,
         };
         let written = is_written_since(txn.state(node.ino)?)?;
@@ -243,7 +243,7 @@ impl Inner {
             record.ctime = now;
         }
         let (kind, mode) = (record.kind, record.mode);
-        note_set_id(txn.state(node.ino)?, kind, mode)?;
+        note_set_id(&mut txn, node.ino, kind, mode)?;
         txn.commit()
     }
 }

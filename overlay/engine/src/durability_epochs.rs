@@ -131,9 +131,9 @@ impl Inner {
             return Ok(false);
         }
         let (is_leased, size) = (state.leases.hold(unix_now()), state.record.size);
-        // Programs may have read it meanwhile.
-        state.kernel.pages_stale = true;
         txn.give_up(ino)?;
+        // Programs may have read it meanwhile.
+        txn.on_commit(ino, |state| state.kernel.pages_stale = true)?;
         txn.commit()?;
         self.advisor().evicted(ino);
         // The kernel holds the content file by its passthrough registration, and with it the space.

@@ -79,6 +79,7 @@ use std::sync::atomic::AtomicU64;
 use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
 use forebay_cache::content_io::ContentIo;
 use forebay_cache::{ContentNumbers, ContentStore, Spares, Trash};
+pub use forebay_catalog::WriteFaults;
 use forebay_catalog::{Catalog, Durability, InodeRecord};
 use forebay_system::descriptors;
 use futures::FutureExt;
@@ -125,10 +126,18 @@ pub struct Options {
     pub node: String,
     /// Whether the mount was taken over from a daemon that died. Programs may still have unlinked files open.
     pub reattached: bool,
-    /// Whether unsynced changes of the catalog are lost with the process. Only for tests of power cuts.
+    pub for_tests: TestOptions,
+}
+
+/// What only tests set.
+#[derive(Debug, Clone, Default)]
+pub struct TestOptions {
+    /// Unsynced changes of the catalog are lost with the process, as in a power cut.
     pub lose_unsynced: bool,
-    /// Content files that the daemon may have open; `None`: what its descriptors allow. Set only by tests.
+    /// Content files that the daemon may have open; `None`: what its descriptors allow.
     pub open_contents: Option<usize>,
+    /// Makes writes to the catalog fail.
+    pub catalog_faults: WriteFaults,
 }
 
 /// Default memory for buffers.
@@ -199,6 +208,7 @@ pub(crate) struct Inner {
     pub tiers: tiers::TierWork,
     pub shares: Arc<Shares>,
     pub quotas: Arc<quotas::Quotas>,
+    pub stages: quotas::StagesUnderWay,
     pub parts_under_way: handles::PartsUnderWay,
     pub opened_at: std::time::Instant,
     pub reattached: bool,
@@ -228,9 +238,10 @@ impl Overlay {
     pub fn open(options: Options) -> BoxFuture<'static, Result<Self>> {
         async move {
             let mut store = ContentStore::open(&options.fast, options.limit_bytes)?;
-            let durability = if options.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
+            let durability = if options.for_tests.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
             crate::salvage::sound(&options.fast[0])?;
             let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
+            let catalog = catalog.with_faults(options.for_tests.catalog_faults);
             let id = identity(&catalog)?;
             tiers::absent::attach(&mut store, &catalog, &options.policy, &id)?;
             store.identify(&id)?;
@@ -282,7 +293,7 @@ impl Overlay {
                 evictor: EvictionOrder::new(evictor),
                 making_room: space::eviction::MakingRoom::default(),
                 open_contents: Mutex::new(lru::LruCache::unbounded()),
-                open_contents_max: options.open_contents.unwrap_or_else(descriptors::for_contents),
+                open_contents_max: options.for_tests.open_contents.unwrap_or_else(descriptors::for_contents),
                 syncing_replaced: tokio::sync::Mutex::default(),
                 syncing_store: Mutex::default(),
                 health: coherence::Health::default(),
@@ -304,6 +315,7 @@ impl Overlay {
                 policies: policies::Policies::new(options.policy),
                 shares,
                 quotas,
+                stages: quotas::StagesUnderWay::default(),
                 reattached: options.reattached,
                 inherited: Mutex::default(),
                 flusher: writeback::Flusher::default(),

@@ -227,6 +227,11 @@ impl NodeState {
         self.changed();
     }
 
+    /// Records that the content is given up, with what programs may have read of it: it cannot be compared any more.
+    pub fn content_goes(&mut self) {
+        self.growth.read_unkept |= self.opens.any();
+    }
+
     /// Returns whether the pool has everything that was written to a file that stays dirty because a program may still
     /// write it.
     pub fn is_uploaded(&self) -> bool {

@@ -6,7 +6,7 @@
 //! once from the catalog (`Inner::count_quotas`); until that has ended, writers with a limit wait.
 //!
 //! Before a write takes space, or a file becomes dirty, room for it is promised ([`Quotas::promise`],
-//! `space/owner_room.rs`). Leases are counted when a staging begins (`report.rs`).
+//! `space/owner_room.rs`). Leases are counted when a staging begins (`staged.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,6 +23,9 @@ use crate::Ino;
 
 mod ledger;
 mod report;
+mod staged;
+
+pub(crate) use staged::{StageUnderWay, StagesUnderWay};
 
 use ledger::{Charge, ExceededSince, Limit, QuotaAccount, QuotaAmount, QuotaLedger, key_of, subject_of};
 pub(crate) use ledger::{FileOwner, QuotaRefusal, QuotaResource, QuotaShortage, SpaceHolder};

@@ -72,7 +72,7 @@ impl Txn<'_> {
             let acl = xattrs.iter().find(|(name, _)| **name == *acl::ACCESS);
             acl.map(|(_, value)| value.clone())
         });
-        let news = &mut self.state(ino)?.rights;
+        let news = &mut self.state_at_once(ino)?.rights;
         if !same {
             news.note();
         }

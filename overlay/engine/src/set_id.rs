@@ -13,7 +13,7 @@ use forebay_cache::Stamp;
 use forebay_system::clock::stamp_now;
 
 use super::attributes::drop_set_id;
-use super::{Inner, Txn};
+use super::{Inner, Ino, Txn};
 use crate::node::{Node, NodeState, Written};
 
 /// Returns whether content was written since the file got set-id bits.
@@ -36,7 +36,7 @@ impl Inner {
         if !is_written_since(txn.state(node.ino)?)? {
             return Ok(());
         }
-        txn.state(node.ino)?.bypass.note_set_id(None);
+        txn.on_commit(node.ino, |state| state.bypass.note_set_id(None))?;
         let record = txn.record(node.ino)?;
         drop_set_id(&mut record.mode);
         record.dirty.mode = true;
@@ -47,9 +47,10 @@ impl Inner {
     }
 }
 
-/// Remembers the content of a file that has set-id bits and may be written past the daemon. Called after its mode or
+/// Remembers the content of a file that gets set-id bits and may be written past the daemon. Called after its mode or
 /// times were set.
-pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) -> Result<()> {
+pub(super) fn note_set_id(txn: &mut Txn<'_>, ino: Ino, kind: FileKind, mode: u32) -> Result<()> {
+    let state = txn.state(ino)?;
     if state.bypass.is_none() {
         return Ok(());
     }
@@ -58,6 +59,5 @@ pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) -> R
         Some(content) if has_bits => Some(written(&content.file)?),
         _ => None,
     };
-    state.bypass.note_set_id(now);
-    Ok(())
+    txn.on_commit(ino, move |state| state.bypass.note_set_id(now))
 }

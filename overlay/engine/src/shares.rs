@@ -7,7 +7,10 @@
 //! Dirty bytes are charged to the owner of the file, as quotas are; open files and requests to the user that makes the
 //! request.
 
+mod open_files;
+
 use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +21,7 @@ use forebay_system::descriptors;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use self::open_files::{OpenCounts, OpenFiles};
 use crate::Ino;
 
 /// Requests of ordinary users that may wait for something at the same time.
@@ -30,7 +34,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 const SLOTS: usize = 1 << 24;
 
 /// A user, as a file handle names it; 0 is a user without a share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct UserSlot(pub u32);
 
 #[derive(Debug, Default)]
@@ -38,10 +42,8 @@ struct Account {
     dirty_bytes: u64,
     /// Dirty bytes that are about to be written.
     promised_bytes: u64,
-    files: u64,
     requests: usize,
     turn: Arc<Notify>,
-    told: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -49,12 +51,7 @@ struct ShareLedger {
     users: HashMap<u32, Account>,
     /// Dirty files: the owner, and the bytes.
     dirty: HashMap<Ino, (u32, u64)>,
-    /// Files that users have open, and how often.
-    files: HashMap<(u32, Ino), u32>,
-    slots: HashMap<u32, UserSlot>,
-    of_slot: Vec<u32>,
     dirty_bytes: u64,
-    open_files: u64,
 }
 
 /// The counts of one mount.
@@ -68,6 +65,9 @@ pub struct Shares {
     /// Counts of the ledger, which are read without its lock.
     waiting: AtomicUsize,
     charged: AtomicU64,
+    open_files: OpenFiles,
+    /// When a message about a user's share was logged last.
+    told: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Shares {
@@ -82,9 +82,11 @@ impl Shares {
             dirty_max_bytes,
             descriptors,
             trusted: [0, mounter],
-            ledger: Mutex::new(ShareLedger { of_slot: vec![0], ..ShareLedger::default() }),
+            ledger: Mutex::default(),
             waiting: AtomicUsize::new(0),
             charged: AtomicU64::new(0),
+            open_files: OpenFiles::new(),
+            told: Mutex::default(),
         })
     }
 
@@ -158,14 +160,13 @@ impl Shares {
 
     /// Returns the error of a refused promise. Also logs it, at most once in `TOLD_EVERY`.
     pub fn refused_bytes(&self, user: u32, bytes: u64) -> Error {
-        let mut ledger = self.ledger.lock();
-        let has = ledger.users.get(&user).map_or(0, |user| user.dirty_bytes);
+        let has = self.dirty_bytes(user);
         let why = format!(
             "{bytes} bytes do not fit: {has} bytes of user {user} are not in the pool yet, and {} more would pass the share \
              of one user (shares.dirty = {} of {} bytes less what other users have)",
             bytes, self.policy.dirty, self.dirty_max_bytes,
         );
-        ledger.tell(user, &why);
+        self.tell(user, &why);
         Error::new(ErrorKind::Quota, Side::Cache, why)
     }
 
@@ -187,70 +188,51 @@ impl Shares {
 
     /// The file was created and is open.
     pub fn made(&self, slot: UserSlot, ino: Ino) {
-        let mut ledger = self.ledger.lock();
-        let user = ledger.user_of(slot);
-        let times = ledger.files.entry((user, ino)).or_default();
-        *times += 1;
-        if *times > 1 {
-            // Another open of the file came first, and is counted.
-            ledger.uncount_file(user);
-        }
+        self.open_files.made(slot, ino);
     }
 
     pub fn not_made(&self, slot: UserSlot) {
-        let mut ledger = self.ledger.lock();
-        let user = ledger.user_of(slot);
-        ledger.uncount_file(user);
+        self.open_files.not_made(slot);
     }
 
     fn open_or_make(&self, user: u32, ino: Option<Ino>) -> Result<UserSlot> {
         let kept = descriptors::kept_of(self.descriptors);
-        let mut ledger = self.ledger.lock();
-        if let Some(times) = ino.and_then(|ino| ledger.files.get_mut(&(user, ino))) {
-            *times += 1;
-            return Ok(ledger.slot(user));
-        }
-        let (max, errno) = match self.is_trusted(user) {
-            true => (self.descriptors.saturating_sub(kept.min(DESCRIPTORS_LAST)), libc::ENFILE),
-            false => {
-                let has = ledger.users.get(&user).map_or(0, |user| user.files);
-                let left = self.descriptors.saturating_sub(kept).saturating_sub(ledger.open_files - has);
-                (ledger.open_files - has + (left as f64 * self.policy.open_files) as u64, libc::EMFILE)
+        let max = |open: OpenCounts| {
+            if self.is_trusted(user) {
+                return self.descriptors.saturating_sub(kept.min(DESCRIPTORS_LAST));
             }
+            let of_others = open.of_all.saturating_sub(open.of_user);
+            let left = self.descriptors.saturating_sub(kept).saturating_sub(of_others);
+            of_others + (left as f64 * self.policy.open_files) as u64
         };
-        if ledger.open_files >= max {
+        self.open_files.open(user, ino, max).map_err(|open| {
             let why = format!(
                 "user {user} has {} files open, all users {}, of {} descriptors that the daemon may have: no more of one \
                  user (shares.open-files = {})",
-                ledger.users.get(&user).map_or(0, |user| user.files),
-                ledger.open_files,
-                self.descriptors,
-                self.policy.open_files,
+                open.of_user, open.of_all, self.descriptors, self.policy.open_files,
             );
-            ledger.tell(user, &why);
-            return Err(Error::os(errno, Side::Cache, why));
-        }
-        ledger.files.extend(ino.map(|ino| ((user, ino), 1)));
-        ledger.open_files += 1;
-        ledger.user(user).files += 1;
-        Ok(ledger.slot(user))
+            self.tell(user, &why);
+            Error::os(if self.is_trusted(user) { libc::ENFILE } else { libc::EMFILE }, Side::Cache, why)
+        })
     }
 
     pub fn open_files(&self, user: u32) -> u64 {
-        self.ledger.lock().users.get(&user).map_or(0, |user| user.files)
+        self.open_files.of_user(user)
     }
 
     /// Ends what [`Self::open`] began. An open that is not known belonged to an earlier daemon.
     pub fn close(&self, slot: UserSlot, ino: Ino) {
-        let mut ledger = self.ledger.lock();
-        let user = ledger.user_of(slot);
-        let Some(times) = ledger.files.get_mut(&(user, ino)) else { return };
-        *times -= 1;
-        if *times > 0 {
-            return;
+        self.open_files.close(slot, ino);
+    }
+
+    /// Logs a message about a user's share, at most once in `TOLD_EVERY`.
+    fn tell(&self, user: u32, why: &str) {
+        let mut told = self.told.lock();
+        told.retain(|_, at| at.elapsed() < TOLD_EVERY);
+        if let Slot::Vacant(slot) = told.entry(user) {
+            slot.insert(Instant::now());
+            tracing::warn!("{why}");
         }
-        ledger.files.remove(&(user, ino));
-        ledger.uncount_file(user);
     }
 
     /// Whether a request of a user has to wait for an earlier one.
@@ -300,41 +282,9 @@ impl ShareLedger {
         ((left as f64 * shares.policy.dirty) as u64).saturating_sub(has)
     }
 
-    fn slot(&mut self, user: u32) -> UserSlot {
-        if let Some(slot) = self.slots.get(&user) {
-            return *slot;
-        }
-        if self.of_slot.len() >= SLOTS {
-            return UserSlot::default();
-        }
-        let slot = UserSlot(self.of_slot.len() as u32);
-        self.of_slot.push(user);
-        self.slots.insert(user, slot);
-        slot
-    }
-
-    fn user_of(&self, slot: UserSlot) -> u32 {
-        self.of_slot.get(slot.0 as usize).copied().unwrap_or_default()
-    }
-
-    fn uncount_file(&mut self, user: u32) {
-        self.open_files = self.open_files.saturating_sub(1);
-        let account = self.user(user);
-        account.files = account.files.saturating_sub(1);
-        self.forget_idle(user);
-    }
-
-    fn tell(&mut self, user: u32, why: &str) {
-        let told = &mut self.user(user).told;
-        if told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
-            *told = Some(Instant::now());
-            tracing::warn!("{why}");
-        }
-    }
-
     /// Removes the account of a user that has nothing.
     fn forget_idle(&mut self, user: u32) {
-        let idle = |u: &Account| u.dirty_bytes == 0 && u.promised_bytes == 0 && u.files == 0 && u.requests == 0;
+        let idle = |u: &Account| u.dirty_bytes == 0 && u.promised_bytes == 0 && u.requests == 0;
         // A request that waits for its turn also holds `turn`.
         if self.users.get(&user).is_some_and(|u| idle(u) && Arc::strong_count(&u.turn) == 1) {
             self.users.remove(&user);

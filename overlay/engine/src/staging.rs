@@ -24,6 +24,7 @@ use super::space::eviction::{ChosenBy, KeepReason};
 use super::writeback::FlushPlan;
 use super::{Inner, Ino, Overlay};
 use crate::Means;
+use crate::quotas::StageUnderWay;
 use leases::Staging;
 use reporter::{Reporter, reported};
 
@@ -117,7 +118,7 @@ impl Overlay {
         };
         let ToStage { mut files, declared, arrived, mut message } = found?;
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
-        self.keep_to_quota(&mut files, declared, owner, &mut message).await?;
+        let _counted = self.keep_to_quota(&mut files, declared, owner, request.dry_run, &mut message).await?;
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             consume_budget().await;
@@ -167,7 +168,8 @@ impl Overlay {
         Ok(())
     }
 
-    /// Leaves out expected files that the quota of the owner's user does not allow.
+    /// Leaves out expected files that the quota of the owner's user does not allow. The others count for the user while
+    /// the returned value lives.
     ///
     /// # Errors
     /// `Quota` if it does not allow the requested ones.
@@ -176,10 +178,11 @@ impl Overlay {
         files: &mut Vec<Ino>,
         declared: usize,
         owner: &str,
+        rehearses: bool,
         message: &mut Option<String>,
-    ) -> Result<()> {
+    ) -> Result<Option<StageUnderWay>> {
         if self.inner.policy().quotas.is_empty() || owner.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let mut sizes = Vec::with_capacity(files.len());
         for ino in files.iter() {
@@ -189,14 +192,14 @@ impl Overlay {
             sizes.push((*ino, size));
         }
         let (inner, owner) = (self.inner.clone(), owner.to_owned());
-        let allowed = super::blocking(move || inner.check_staged(&owner, &sizes, declared)).await?;
-        let left_out = files.len() - allowed;
+        let allowed = super::blocking(move || inner.allow_stage(&owner, sizes, declared, rehearses)).await?;
+        let left_out = files.len() - allowed.files;
         if left_out > 0 {
-            files.truncate(allowed);
+            files.truncate(allowed.files);
             let why = format!("{left_out} files that may be read are left out: the user's quota has no room for them");
             *message = Some(message.take().map_or(why.clone(), |message| format!("{message}; {why}")));
         }
-        Ok(())
+        Ok(allowed.under_way)
     }
 
     async fn files_to_stage(

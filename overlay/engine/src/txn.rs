@@ -1,5 +1,7 @@
 //! One change of names and inodes: collected, written as one batch, and then made visible in memory.
 
+mod pending;
+
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,72 +13,20 @@ use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecor
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-use super::{Inner, Ino};
-use crate::node::{Attachment, Node, NodeState};
+use self::pending::{Edit, PendingState};
+use crate::node::{Attachment, NodeState};
+use crate::{Inner, Ino};
 
 /// How many unanswered requests the record of one name remembers; older ones are forgotten.
 const SENT_REMEMBERED: usize = 16;
 
 type Guard<T> = ArcMutexGuard<RawMutex, T>;
 
-struct Edit {
-    guard: Guard<NodeState>,
-    node: Arc<Node>,
-    record: InodeRecord,
-    /// The commit deletes the record.
-    gone: bool,
-    pending: PendingState,
-}
-
-/// What the commit changes in an inode's state beside its record. Until the batch is written, the state keeps what it
-/// has: a write fails when the device is full.
-#[derive(Default)]
-struct PendingState {
-    /// The content file and the record of its valid bytes; `None` inside: it has none any more.
-    content: Option<Option<(Arc<Content>, ContentRecord)>>,
-    /// The record of the valid bytes of the content file that it has.
-    residency: Option<ContentRecord>,
-    /// The batch has the byte count of the content.
-    count_saved: bool,
-    /// The bytes that can be evicted, or that there are none any more.
-    evictable: Option<Option<u64>>,
-}
-
-impl PendingState {
-    fn drop_content(&mut self) {
-        (self.content, self.residency) = (Some(None), None);
-        self.count_saved = true;
-        self.evictable = Some(None);
-    }
-
-    fn apply(self, ino: Ino, state: &mut NodeState, inner: &Inner) {
-        if let Some(content) = self.content {
-            (state.content, state.residency) = content.unzip();
-        }
-        if let Some(residency) = self.residency {
-            state.residency = Some(residency);
-        }
-        state.count_unsaved &= !self.count_saved;
-        match self.evictable {
-            Some(Some(bytes)) => inner.note_clean(ino, state.record.file.content(), bytes),
-            Some(None) => inner.evictor.remove(ino.0),
-            None => {}
-        }
-    }
-}
-
-impl Edit {
-    /// Returns whether no name leads to the inode any more, so that its leases are of no use.
-    fn ends_leases(&self, ino: Ino) -> bool {
-        self.gone || (ino != Ino::ROOT && !self.record.has_names() && !self.guard.leases.is_empty())
-    }
-}
-
 /// A change that is being collected. It holds the namespace lock and the lock of every inode that it touched. If it is
 /// dropped without [`Txn::commit`], no record changes.
 pub(crate) struct Txn<'a> {
     inner: &'a Inner,
-    edits: BTreeMap<Ino, Edit>,
+    edits: BTreeMap<Ino, Edit<'a>>,
     new: Vec<(Ino, InodeRecord)>,
     /// For each changed name: the record before and after the change.
     names: HashMap<Link, (NameRecord, NameRecord)>,
@@ -118,7 +68,7 @@ impl<'a> Txn<'a> {
         self.inner
     }
 
-    fn edit(&mut self, ino: Ino) -> Result<&mut Edit> {
+    fn edit(&mut self, ino: Ino) -> Result<&mut Edit<'a>> {
         match self.edits.entry(ino) {
             Slot::Occupied(slot) => Ok(slot.into_mut()),
             Slot::Vacant(slot) => {
@@ -135,9 +85,47 @@ impl<'a> Txn<'a> {
         Ok(&mut self.edit(ino)?.record)
     }
 
-    /// Returns the state of an inode beside its record. A change of this state takes effect at once, not at the commit.
-    pub fn state(&mut self, ino: Ino) -> Result<&mut NodeState> {
+    /// Returns the state of an inode, as it was before this change.
+    pub fn state(&mut self, ino: Ino) -> Result<&NodeState> {
+        Ok(&self.edit(ino)?.guard)
+    }
+
+    /// Changes the state of an inode beside its record as soon as the batch is written. If the write fails, nothing
+    /// changes.
+    pub fn on_commit(&mut self, ino: Ino, change: impl FnOnce(&mut NodeState) + 'a) -> Result<()> {
+        self.edit(ino)?.pending.changes.push(Box::new(change));
+        Ok(())
+    }
+
+    /// Returns the state of an inode, to change it at once, whether or not the batch is written. Only for what is right
+    /// in both cases: caches, counts of what a content file occupies, and marks that make the daemon ask or send once
+    /// more. All else: [`Self::on_commit`].
+    pub fn state_at_once(&mut self, ino: Ino) -> Result<&mut NodeState> {
         Ok(&mut self.edit(ino)?.guard)
+    }
+
+    /// Opens the content file of an inode, if it is not open.
+    pub fn content(&mut self, ino: Ino) -> Result<Arc<Content>> {
+        let inner = self.inner;
+        inner.content(ino, self.state_at_once(ino)?)
+    }
+
+    /// Returns the record of the valid bytes of an inode's content file.
+    pub fn residency(&mut self, ino: Ino) -> Result<ContentRecord> {
+        let inner = self.inner;
+        Ok(inner.residency(self.state_at_once(ino)?)?.clone())
+    }
+
+    /// Returns the bytes that the budget counts for an inode's content.
+    pub fn counted_bytes(&mut self, ino: Ino) -> Result<u64> {
+        let inner = self.inner;
+        Ok(inner.counted_bytes(self.state_at_once(ino)?))
+    }
+
+    /// Counts the bytes that an inode's content occupies now.
+    pub fn count(&mut self, ino: Ino, occupied: u64) -> Result<()> {
+        let inner = self.inner;
+        inner.count(self.state_at_once(ino)?, occupied)
     }
 
     pub fn name(&self, parent: Ino, name: &[u8]) -> Result<NameRecord> {
@@ -369,11 +357,8 @@ impl<'a> Txn<'a> {
 
     /// Gives up clean content that the eviction policy chose. The policy goes on remembering what it chose.
     pub fn give_up_chosen(&mut self, ino: Ino) -> Result<u64> {
-        let inner = self.inner;
-        let state = self.state(ino)?;
-        let bytes = inner.counted_bytes(state);
-        // Programs may have read bytes that cannot be compared any more.
-        state.growth.read_unkept |= state.opens.any();
+        let bytes = self.counted_bytes(ino)?;
+        self.on_commit(ino, NodeState::content_goes)?;
         let record = self.record(ino)?;
         let (file, content) = record.file.evict()?;
         record.file = file;
@@ -386,11 +371,11 @@ impl<'a> Txn<'a> {
 
     /// Gives up content with spilled ranges that the pool has by now.
     pub fn give_up_spilled(&mut self, ino: Ino) -> Result<()> {
-        let inner = self.inner;
-        let state = self.state(ino)?;
-        let bytes = inner.counted_bytes(state);
-        state.growth.read_unkept |= state.opens.any();
-        state.spilled();
+        let bytes = self.counted_bytes(ino)?;
+        self.on_commit(ino, |state| {
+            state.content_goes();
+            state.spilled();
+        })?;
         let record = self.record(ino)?;
         let (file, content) = record.file.flushed_in_parts()?;
         record.file = file;
@@ -399,7 +384,7 @@ impl<'a> Txn<'a> {
         Ok(())
     }
 
-    fn pending(&mut self, ino: Ino) -> Result<&mut PendingState> {
+    fn pending(&mut self, ino: Ino) -> Result<&mut PendingState<'a>> {
         Ok(&mut self.edit(ino)?.pending)
     }
 
@@ -434,8 +419,7 @@ impl<'a> Txn<'a> {
 
     /// Records that the content file is about to get other bytes than the fetched ones, so that the checksums are void.
     pub fn put_dirty_content(&mut self, ino: Ino, id: ContentId) -> Result<()> {
-        let inner = self.inner;
-        let mut residency = inner.residency(self.state(ino)?)?.clone();
+        let mut residency = self.residency(ino)?;
         self.batch.put_unproven_content(id, &mut residency);
         let pending = self.pending(ino)?;
         pending.residency = Some(residency);
@@ -447,7 +431,7 @@ impl<'a> Txn<'a> {
     /// The caller has counted the space.
     pub fn put_clean_content(&mut self, ino: Ino, id: ContentId) -> Result<()> {
         let inner = self.inner;
-        let mut residency = inner.residency(self.state(ino)?)?.clone();
+        let mut residency = self.residency(ino)?;
         // The content may not be durable yet, so it gets the epoch of what is fetched now.
         residency.epoch = inner.catalog.epoch();
         inner.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
@@ -461,8 +445,7 @@ impl<'a> Txn<'a> {
 
     /// Forgets the short chunk at the old end of a file that grew, if it was fetched.
     pub fn forget_short_chunk(&mut self, ino: Ino, id: ContentId, size: u64) -> Result<()> {
-        let inner = self.inner;
-        let mut residency = inner.residency(self.state(ino)?)?.clone();
+        let mut residency = self.residency(ino)?;
         if let Some(chunk) = residency.forget_short_chunk(size) {
             self.batch.put_chunk(id, &residency, chunk);
             self.pending(ino)?.residency = Some(residency);
@@ -486,7 +469,7 @@ impl<'a> Txn<'a> {
     /// Saves the byte count of the content of an inode, if the catalog does not have it yet.
     pub fn save_count(&mut self, ino: Ino) -> Result<()> {
         let inner = self.inner;
-        let state = self.state(ino)?;
+        let state = self.state_at_once(ino)?;
         let unsaved = state.count_unsaved && !state.is_deleted();
         if let (true, Some(id)) = (unsaved, state.record.file.content()) {
             // If the file is open, it is counted again.

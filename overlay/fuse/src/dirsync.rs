@@ -61,8 +61,7 @@ mod tests {
             read_only: false,
             node: "here".into(),
             reattached: false,
-            lose_unsynced: false,
-            open_contents: None,
+            for_tests: Default::default(),
         };
         Overlay::open(options).await.unwrap()
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicI64;
 use forebay_backends::decorators::Fault;
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{ErrorKind, Result};
-use forebay_engine::{Options, Overlay, Policy, content_io};
+use forebay_engine::{Options, Overlay, Policy, TestOptions, content_io};
 use forebay_system::clock;
 use tokio::runtime::Runtime;
 
@@ -65,8 +65,11 @@ impl Machine {
             read_only: false,
             node: "here".into(),
             reattached: false,
-            lose_unsynced: self.config.world == World::PowerCuts,
-            open_contents: self.config.few_descriptors.then_some(2),
+            for_tests: TestOptions {
+                lose_unsynced: self.config.world == World::PowerCuts,
+                open_contents: self.config.few_descriptors.then_some(2),
+                ..TestOptions::default()
+            },
         };
         let overlay = runtime.block_on(Overlay::open(options))?;
         self.running = Some((runtime, overlay));

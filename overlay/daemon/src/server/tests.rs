@@ -47,8 +47,7 @@ async fn daemon() -> Daemon {
         content_io: Default::default(),
         read_only: false,
         reattached: false,
-        lose_unsynced: false,
-        open_contents: None,
+        for_tests: Default::default(),
         node: "test".into(),
     };
     let overlay = Overlay::open(options).await.unwrap();

@@ -390,16 +390,18 @@ impl Inner {
         if let (Some(content), Some(id)) = (&part.content, part.file.content()) {
             if part.file.is_whole() {
                 let bytes = content.file.metadata().map_err(failed)?.blocks() * 512;
-                self.count(txn.state(ino)?, bytes)?;
+                txn.count(ino, bytes)?;
                 txn.put_clean_content(ino, id)?;
                 set_mtime(&content.file, atime, mtime)?;
             } else {
                 txn.forget_short_chunk(ino, id, part.size)?;
             }
         }
-        let state = txn.state(ino)?;
-        state.validated = Some(Instant::now());
-        state.growth.shown_bytes = self.kernel.get().map(|_| part.size);
+        let shown_bytes = self.kernel.get().map(|_| part.size);
+        txn.on_commit(ino, move |state| {
+            state.validated = Some(Instant::now());
+            state.growth.shown_bytes = shown_bytes;
+        })?;
         txn.commit()?;
         Ok(true)
     }

@@ -42,7 +42,7 @@ impl Inner {
     pub(super) fn adopt_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
         let link = (parent, Box::from(name));
         // The kernel's cached listing lacks this name.
-        txn.state(parent)?.kernel.pages_stale = true;
+        txn.state_at_once(parent)?.kernel.pages_stale = true;
         let identity = identity(stat);
         if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
             // Each write to it brings a version that may be newer than this answer.
@@ -121,7 +121,7 @@ impl Inner {
         if record.file.is_dirty() || record.version.as_ref() == Some(&stat.version) {
             return Ok(());
         }
-        let bytes = self.counted_bytes(txn.state(ino)?);
+        let bytes = txn.counted_bytes(ino)?;
         let record = txn.record(ino)?;
         let before = record.version.as_ref();
         if before.is_some_and(|v| !v.same_object(&stat.version)) {
@@ -142,13 +142,14 @@ impl Inner {
         record.version = Some(stat.version.clone());
         record.xattrs = None;
         record.target = None;
-        let state = txn.state(ino)?;
-        state.validated = Some(Instant::now());
-        if !ours {
-            state.kernel.pages_stale = true;
-            state.growth = Growth::default();
-        }
-        state.names.negative.clear();
+        txn.on_commit(ino, move |state| {
+            state.validated = Some(Instant::now());
+            if !ours {
+                state.kernel.pages_stale = true;
+                state.growth = Growth::default();
+            }
+            state.names.negative.clear();
+        })?;
         note_object(txn, ino, stat);
         Ok(())
     }
@@ -271,7 +272,7 @@ impl Inner {
             record.pool = record.pool.map(|i| if i == ino { heir } else { i });
             txn.set_name(*parent, name, record)?;
         }
-        txn.state(ino)?.attachment.supersede();
+        txn.on_commit(ino, |state| state.attachment.supersede())?;
         txn.reap(ino)
     }
 
@@ -361,14 +362,14 @@ impl Inner {
         if record.kind == FileKind::Directory {
             self.forget_below(txn, ino)?;
         }
-        txn.state(parent)?.kernel.pages_stale = true;
+        txn.state_at_once(parent)?.kernel.pages_stale = true;
         txn.pool_has(parent, name, None)?;
         if is_here && !keep {
             txn.show(parent, name, None)?;
             txn.unlink(ino, parent, name)?;
             let nameless = txn.record(ino)?.links.is_empty();
             if nameless {
-                txn.state(ino)?.attachment.supersede();
+                txn.on_commit(ino, |state| state.attachment.supersede())?;
             }
         } else if keep && !txn.record(ino)?.in_pool() {
             // The local state is newer than the removal: the flush will create the name again.

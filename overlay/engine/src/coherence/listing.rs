@@ -424,14 +424,15 @@ impl Inner {
         let may_change_unseen = racy || hides || touched || !self.pool.capabilities().versions.of_directories;
         record.listing =
             ListingState::Complete(Some(if may_change_unseen { unmatched() } else { stat.version.clone() }));
-        let state = txn.state(dir)?;
-        // The listing does not confirm known files before they have the listed state.
-        state.names.listed_at = None;
-        if !touched {
-            state.validated = Some(Instant::now());
-        }
-        state.names.single_lookups = 0;
-        state.names.negative.clear();
+        txn.on_commit(dir, move |state| {
+            // The listing does not confirm known files before they have the listed state.
+            state.names.listed_at = None;
+            if !touched {
+                state.validated = Some(Instant::now());
+            }
+            state.names.single_lookups = 0;
+            state.names.negative.clear();
+        })?;
         txn.commit()?;
         for name in names {
             self.tell_kernel_name(dir, &name);

@@ -203,7 +203,7 @@ impl Inner {
             return Ok(true);
         }
         record.file = record.file.flushed()?;
-        let state = txn.state(node.ino)?;
+        let state = txn.state_at_once(node.ino)?;
         state.dirty_content.forget_pool_copy();
         self.end_bypass(node.ino, state);
         if self.catalog.glance_written_back(&content).is_err() || !self.store.is_used(ContentId(content.id)) {
@@ -214,8 +214,7 @@ impl Inner {
             return Ok(true);
         }
         let occupied = content.file.metadata().map_err(super::failed)?.blocks() * 512;
-        let state = txn.state(node.ino)?;
-        self.count(state, occupied)?;
+        txn.count(node.ino, occupied)?;
         txn.put_clean_content(node.ino, ContentId(content.id))?;
         txn.commit()?;
         Ok(true)

@@ -94,7 +94,7 @@ impl Inner {
         let content = self.spares.take()?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
-        let old_bytes = self.counted_bytes(txn.state(node.ino)?);
+        let old_bytes = txn.counted_bytes(node.ino)?;
         let record = txn.record(node.ino)?;
         let old = record.file.content();
         record.file = record.file.replace(id, unix_now());
@@ -105,11 +105,12 @@ impl Inner {
         if let Some(old) = old {
             txn.discard(old, old_bytes);
         }
-        let state = txn.state(node.ino)?;
-        state.spilled();
-        state.emptied = true;
-        state.pool_sync = PoolSync::default();
-        state.kernel.pages_stale = true;
+        txn.on_commit(node.ino, |state| {
+            state.spilled();
+            state.emptied = true;
+            state.pool_sync = PoolSync::default();
+            state.kernel.pages_stale = true;
+        })?;
         txn.commit()?;
         self.keep_open(node.ino);
         if old.is_some() {

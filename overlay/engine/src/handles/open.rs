@@ -314,14 +314,16 @@ impl Inner {
             }
             let (atime, mtime) = (record.atime, record.mtime);
             txn.modify(node.ino)?;
-            let state = txn.state(node.ino)?;
-            state.changed();
-            let content = inner.content(node.ino, state)?;
+            let content = txn.content(node.ino)?;
             // From now on the times of the content file are the truth. The record's times may have been set since the
             // fetch.
             super::set_mtime(&content.file, atime, mtime)?;
-            state.dirty_content.marked(Stamp::of(&content.file)?);
-            state.kernel.pages_stale = true;
+            let stamp = Stamp::of(&content.file)?;
+            txn.on_commit(node.ino, move |state| {
+                state.changed();
+                state.dirty_content.marked(stamp);
+                state.kernel.pages_stale = true;
+            })?;
             txn.put_dirty_content(node.ino, ContentId(content.id))?;
             txn.commit()?;
             sync()

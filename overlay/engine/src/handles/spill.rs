@@ -28,7 +28,7 @@ use futures::{FutureExt, StreamExt, stream};
 use super::super::writeback::{next_data, written_meanwhile};
 use super::super::{Inner, Txn, blocking};
 use super::{failed, through};
-use crate::node::Node;
+use crate::node::{Node, NodeState};
 pub(crate) use parts::PartsUnderWay;
 
 /// The fast pool holds so many parts, if they are not too small or too large for that.
@@ -191,7 +191,7 @@ impl Inner {
                 return Ok(Spill::Wasted);
             }
             // From now on, no writer of it can be stopped: the content file stays writable.
-            if !self.end_bypass(node.ino, txn.state(node.ino)?) {
+            if !self.end_bypass(node.ino, txn.state_at_once(node.ino)?) {
                 return Ok(Spill::Wasted);
             }
             let record = txn.record(node.ino)?;
@@ -204,7 +204,7 @@ impl Inner {
                 spilled.insert(range.clone());
             }
             txn.batch.put_spilled(id, &spilled);
-            txn.state(node.ino)?.spilled();
+            txn.on_commit(node.ino, NodeState::spilled)?;
             txn.commit()?;
         }
         self.punch_spilled(node, &content, sent.iter().map(SpilledRange::range).collect()).await?;
@@ -494,7 +494,7 @@ impl Inner {
         }
         txn.batch.put_spilled(id, &spilled);
         gone.iter().for_each(|range| txn.batch.put_leaving_part(&range.part.name));
-        txn.state(node.ino)?.spilled();
+        txn.on_commit(node.ino, NodeState::spilled)?;
         txn.commit()
     }
 

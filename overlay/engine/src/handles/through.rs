@@ -27,7 +27,7 @@ use futures::future::BoxFuture;
 use super::super::coherence::{CONFIRM_WITHIN, PoolChange, note_object};
 use super::super::{Inner, Txn};
 use super::open::check_current;
-use crate::node::{Node, PoolSync};
+use crate::node::{Node, NodeState, PoolSync};
 
 /// How often it is tried to give up the content of a file: other writers may be about to change it.
 const ATTEMPTS: u32 = 20;
@@ -174,9 +174,10 @@ impl Inner {
         check_current(state)?;
         let content = match state.record.file.content() {
             // Without a descriptor of its own, the daemon would not see that the kernel has one.
-            Some(_) => Some(self.content(ino, state)?),
+            Some(_) => Some(txn.content(ino)?),
             None => None,
         };
+        let state = txn.state(ino)?;
         let is_held = content.is_some_and(|content| is_held(&content.file));
         let is_used = state.opens.is_changing() || state.opens.may_bypass() || is_held;
         let record = txn.record(ino)?;
@@ -191,7 +192,7 @@ impl Inner {
         }
         let record = txn.record(ino)?;
         record.file = record.file.begin_write_through()?;
-        txn.state(ino)?.changed();
+        txn.on_commit(ino, NodeState::changed)?;
         txn.commit()?;
         self.tell_kernel_inode(ino, true);
         Ok(true)
@@ -309,9 +310,10 @@ impl Inner {
                 record.mtime = stat.mtime;
             }
         }
-        let state = txn.state(node.ino)?;
-        state.changed();
-        state.validated = Some(Instant::now());
+        txn.on_commit(node.ino, |state| {
+            state.changed();
+            state.validated = Some(Instant::now());
+        })?;
         note_object(&mut txn, node.ino, stat);
         txn.commit()
     }

@@ -185,7 +185,7 @@ impl Inner {
         }
         txn.show(parent, name, Some((ino, new.kind)))?;
         txn.touch_dir(parent, i32::from(new.kind == FileKind::Directory))?;
-        txn.state(parent)?.names.negative.remove(name);
+        txn.state_at_once(parent)?.names.negative.remove(name);
         txn.commit()?;
         if opened.is_some() {
             let node = self.node(ino)?;

@@ -81,7 +81,7 @@ impl Inner {
                 txn.unlink(target, at.parent, &at.name)?;
             }
             txn.show(at.parent, &at.name, Some((*ino, *kind)))?;
-            txn.state(at.parent)?.names.negative.remove(at.name.as_slice());
+            txn.state_at_once(at.parent)?.names.negative.remove(at.name.as_slice());
             *changed.entry(at.parent).or_default() += subdirs;
         }
         for (dir, subdirs) in changed {

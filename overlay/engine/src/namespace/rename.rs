@@ -105,10 +105,10 @@ impl Inner {
         }
         if target.is_some() && txn.record(moved)?.file.is_dirty() {
             // ext4 does the same for programs that replace a file without a sync.
-            let content = inner.content(moved, txn.state(moved)?)?;
+            let content = txn.content(moved)?;
             inner.catalog.sync_first(content);
         }
-        txn.state(new_parent)?.names.negative.remove(new_name);
+        txn.state_at_once(new_parent)?.names.negative.remove(new_name);
         txn.commit()?;
         inner.rules_may_differ();
         inner.flush_bell.notify_one();

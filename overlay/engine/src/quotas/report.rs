@@ -1,12 +1,12 @@
 //! Counts for quotas what the catalog has, and shows it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_api::quotas::{QuotaKind, QuotaNumber, QuotaReport, QuotaUse, QuotaVerb};
-use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_backends::Result;
 use forebay_catalog::Intent;
 use forebay_policy::QuotaSubject;
 use forebay_system::clock::unix_now;
@@ -24,7 +24,7 @@ const DIFFERENCES_MAX: usize = 100;
 const COUNTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// The leases of a file that hold: their owners and bytes.
-type HoldingLeases = Vec<(String, u64)>;
+pub(super) type HoldingLeases = Vec<(String, u64)>;
 
 impl Overlay {
     /// Returns what users and groups hold, and what they may.
@@ -162,7 +162,7 @@ impl Inner {
         Ok(staged)
     }
 
-    fn leases_that_hold(&self) -> Result<Vec<(Ino, HoldingLeases)>> {
+    pub(super) fn leases_that_hold(&self) -> Result<Vec<(Ino, HoldingLeases)>> {
         let (mut all, now) = (Vec::new(), unix_now());
         self.catalog.leases(|ino, leases| {
             let holding: HoldingLeases = leases.holding(now).map(|lease| (lease.owner.clone(), lease.bytes)).collect();
@@ -175,7 +175,7 @@ impl Inner {
     }
 
     /// Returns the bytes of one file that each user has leased. `known`: users of owners that were looked up before.
-    fn users_of(&self, leases: &HoldingLeases, known: &mut BTreeMap<String, Option<u32>>) -> BTreeMap<u32, u64> {
+    pub(super) fn users_of(&self, leases: &HoldingLeases, known: &mut BTreeMap<String, Option<u32>>) -> BTreeMap<u32, u64> {
         let mut users = BTreeMap::new();
         for (owner, bytes) in leases {
             let uid = *known.entry(owner.clone()).or_insert_with(|| self.user_of_owner(owner));
@@ -189,7 +189,7 @@ impl Inner {
     }
 
     /// Returns the user of an owner of leases: of a job, or the one that has this name or number.
-    fn user_of_owner(&self, owner: &str) -> Option<u32> {
+    pub(super) fn user_of_owner(&self, owner: &str) -> Option<u32> {
         let numbered = || owner.strip_prefix("user:")?.parse().ok();
         self.advisor().user_of(owner).or_else(numbered).or_else(|| identity::user_named(owner))
     }
@@ -202,41 +202,6 @@ impl Inner {
             (charged != Some((owner, bytes))).then(|| format!("scratch directory {id}: {bytes} bytes are not counted"))
         });
         wrong.collect()
-    }
-
-    /// Checks what a staging would lease: of each file, the bytes. The first `declared` files were requested; the others
-    /// are only expected to be read. Returns how many of the files the quota of the owner's user allows. Blocks.
-    ///
-    /// # Errors
-    /// `Quota` with the numbers, if it does not allow the requested files.
-    pub(crate) fn check_staged(&self, owner: &str, files: &[(Ino, u64)], declared: usize) -> Result<usize> {
-        let policy = self.policy();
-        if policy.quotas.is_empty() {
-            return Ok(files.len());
-        }
-        let Some(uid) = self.user_of_owner(owner) else { return Ok(files.len()) };
-        let Some(limit) = policy.quotas.limits_of(QuotaSubject::User(uid)).staged_bytes else { return Ok(files.len()) };
-        let wanted: HashSet<Ino> = files.iter().map(|(ino, _)| *ino).collect();
-        let (mut has, mut users) = (0u64, BTreeMap::new());
-        for (_, leases) in self.leases_that_hold()?.iter().filter(|(ino, _)| !wanted.contains(ino)) {
-            let of_user = self.users_of(leases, &mut users).get(&uid).copied();
-            has = of_user.map_or(has, |bytes| bytes.saturating_add(has));
-        }
-        let requested = files[..declared].iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-        let Some(mut left) = limit.saturating_sub(has).checked_sub(requested) else {
-            let what = format!(
-                "{requested} bytes are to be staged for user {uid}, for whom {has} other bytes are staged: the quota \
-                 allows {limit} (`forebay quota show`)"
-            );
-            tracing::warn!("{what}");
-            return Err(Error::new(ErrorKind::Quota, Side::Cache, what));
-        };
-        let mut allowed = declared;
-        for (_, bytes) in &files[declared..] {
-            let Some(less) = left.checked_sub(*bytes) else { break };
-            (left, allowed) = (less, allowed + 1);
-        }
-        Ok(allowed)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The order in which content is evicted.
 
+use crossbeam_queue::SegQueue;
 use forebay_prefetch::eviction::Evictor;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -17,10 +18,10 @@ enum EvictionEvent {
 }
 
 /// The eviction policy, and what happened since it was asked last. Only a caller that needs a victim waits for the
-/// policy, because the choice of a victim asks foresight and the catalog.
+/// policy, because the choice of a victim asks foresight and the catalog. To note a use takes no lock: each open does it.
 pub(crate) struct EvictionOrder {
     policy: Mutex<Box<dyn Evictor>>,
-    events: Mutex<Vec<EvictionEvent>>,
+    events: SegQueue<EvictionEvent>,
     /// As of the last events that the policy learned.
     evictable: Mutex<Evictable>,
 }
@@ -34,7 +35,7 @@ pub(crate) struct Evictable {
 
 impl EvictionOrder {
     pub fn new(policy: Box<dyn Evictor>) -> Self {
-        Self { policy: Mutex::new(policy), events: Mutex::default(), evictable: Mutex::default() }
+        Self { policy: Mutex::new(policy), events: SegQueue::new(), evictable: Mutex::default() }
     }
 
     /// Notes that content was used.
@@ -53,14 +54,11 @@ impl EvictionOrder {
     }
 
     fn note(&self, event: EvictionEvent) {
-        {
-            let mut events = self.events.lock();
-            if events.len() < EVENTS_MAX || !matches!(event, EvictionEvent::Use(_)) {
-                events.push(event);
-            }
-            if events.len() < EVENTS_MAX && !events.len().is_multiple_of(EVENTS) {
-                return;
-            }
+        if self.events.len() < EVENTS_MAX || !matches!(event, EvictionEvent::Use(_)) {
+            self.events.push(event);
+        }
+        if self.events.len() < EVENTS {
+            return;
         }
         if let Some(mut policy) = self.policy.try_lock() {
             self.apply_events(policy.as_mut());
@@ -83,8 +81,8 @@ impl EvictionOrder {
     }
 
     fn apply_events(&self, policy: &mut dyn Evictor) {
-        let events = std::mem::take(&mut *self.events.lock());
-        for event in events {
+        // Not more than there are now: others may note events as fast as this takes them.
+        for event in std::iter::from_fn(|| self.events.pop()).take(self.events.len()) {
             match event {
                 EvictionEvent::Use(key) => policy.access(key),
                 EvictionEvent::Insert(key, bytes) => policy.insert(key, bytes),
@@ -126,7 +124,7 @@ mod tests {
         order.insert(3, 1);
         order.remove(1);
         drop(choosing);
-        assert_eq!(order.events.lock().len(), EVENTS_MAX + 2, "uses are lost, other events are not");
+        assert_eq!(order.events.len(), EVENTS_MAX + 2, "uses are lost, other events are not");
         let mut order = order.lock();
         assert_eq!([(); 4].map(|()| order.evict(&mut |_| true)), [Some(2), Some(0), Some(3), None]);
     }

@@ -178,7 +178,7 @@ impl Inner {
             if !same || is_mapped || state.record.file.is_dirty() != was_dirty {
                 return Ok(MoveEnd::InUse);
             }
-            let mut residency = self.residency(state)?.clone();
+            let mut residency = txn.residency(node.ino)?;
             let counted = std::mem::replace(&mut residency.bytes, occupied);
             residency.epoch = self.catalog.epoch();
             let record = txn.record(node.ino)?;

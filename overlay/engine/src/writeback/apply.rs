@@ -199,7 +199,7 @@ impl Inner {
             txn.pool_has(parent, name, None)?;
             if is_gone {
                 note_name_flushed(&mut txn, parent)?;
-                txn.state(parent)?.names.note_absent(name);
+                txn.state_at_once(parent)?.names.note_absent(name);
             }
         }
         txn.commit()
@@ -277,7 +277,7 @@ impl Inner {
         txn.pool_has(parent, name, Some(moved))?;
         if txn.name(from.0, &from.1)?.pool == Some(moved) {
             txn.pool_has(from.0, &from.1, None)?;
-            txn.state(from.0)?.names.note_absent(&from.1);
+            txn.state_at_once(from.0)?.names.note_absent(&from.1);
         }
         note_name_flushed(&mut txn, parent)?;
         note_name_flushed(&mut txn, from.0)?;
@@ -426,7 +426,7 @@ impl Inner {
 /// Notes that a flush changed a name of a directory in the pool. That changed the directory's times there, so the times
 /// that the mount shows are sent again.
 pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    match txn.state(dir) {
+    match txn.state_at_once(dir) {
         // Another client removed the directory: it has no times to send.
         Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
         state => state?.names.flushed += 1,
@@ -452,7 +452,7 @@ pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<(
             txn.take_access(ino, stat)?;
             // Not for a directory: its new name says nothing of the names in it.
             if stat.kind != FileKind::Directory {
-                txn.state(ino)?.validated = Some(std::time::Instant::now());
+                txn.on_commit(ino, |state| state.validated = Some(std::time::Instant::now()))?;
             }
         }
     }

@@ -395,7 +395,7 @@ impl Inner {
         }
         txn.pool_still_has(ino)?;
         if is_version_known {
-            txn.state(ino)?.validated = Some(std::time::Instant::now());
+            txn.on_commit(ino, |state| state.validated = Some(std::time::Instant::now()))?;
         }
         txn.commit()?;
         if news || keeps_times {

@@ -156,7 +156,7 @@ impl Inner {
 pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
     txn.record(dir)?.listing = ListingState::Partly;
     txn.inner().watches.look_again(dir);
-    let state = txn.state(dir)?;
+    let state = txn.state_at_once(dir)?;
     state.names.listed_at = None;
     state.names.negative.clear();
     Ok(())

@@ -66,7 +66,7 @@ impl Inner {
             still_to_tell(now, &refused);
             if record.kind == FileKind::Directory && !self.pool.capabilities().versions.of_directories {
                 // It was created empty: all of its names are known.
-                txn.state(ino)?.names.listed_at = Some(began);
+                txn.on_commit(ino, move |state| state.names.listed_at = Some(began))?;
             }
         }
         txn.record(ino)?.version = Some(stat.version);

@@ -319,10 +319,12 @@ impl Inner {
             is_used && self.catalog.glance_written_back(content).is_ok()
         });
         names(&mut txn)?;
-        let state = txn.state(ino)?;
-        let written = !state.dirty_content.is_unwritten(uploaded.stamp);
-        state.dirty_content.uploaded((same && held && uploaded.apart).then_some(uploaded.stamp));
-        state.validated = Some(std::time::Instant::now());
+        let written = !txn.state(ino)?.dirty_content.is_unwritten(uploaded.stamp);
+        let equal = (same && held && uploaded.apart).then_some(uploaded.stamp);
+        txn.on_commit(ino, move |state| {
+            state.dirty_content.uploaded(equal);
+            state.validated = Some(std::time::Instant::now());
+        })?;
         txn.pool_still_has(ino)?;
         let record = txn.record(ino)?;
         record.version = Some(uploaded.stat.version.clone());
@@ -358,7 +360,6 @@ impl Inner {
         let record = txn.record(ino)?;
         let clean = !record.file.is_dirty() && record.file.is_whole();
         let id = record.file.content();
-        let state = txn.state(ino)?;
         if let (true, Some(id)) = (clean, id) {
             // From now on the record's count is used. Until now it may be the count of a killed daemon, because the
             // look after the start counts only dirty files.
@@ -368,10 +369,10 @@ impl Inner {
                 }
                 None => self.store.stat(id)?,
             };
-            self.count(state, meta.blocks() * 512)?;
+            txn.count(ino, meta.blocks() * 512)?;
             if quiet {
-                state.dirty_content.forget_pool_copy();
-                self.end_bypass(ino, state);
+                self.end_bypass(ino, txn.state_at_once(ino)?);
+                txn.on_commit(ino, |state| state.dirty_content.forget_pool_copy())?;
             }
             txn.put_clean_content(ino, id)?;
         }

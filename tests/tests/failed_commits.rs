@@ -1,0 +1,111 @@
+//! Changes that the catalog cannot record, as on a full device. Such a change fails and leaves everything as it was, and
+//! it succeeds when it is made again.
+
+use std::os::unix::fs::FileExt;
+
+use bytes::Bytes;
+use forebay_backends::{ErrorKind, Pool, RenameMode, Result};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy};
+use forebay_tests::engine::*;
+
+/// Makes a change again until it succeeds. Only one write fails.
+async fn again(what: &str, change: impl AsyncFn() -> Result<()>) {
+    for _ in 0..2 {
+        match change().await {
+            Ok(()) => return,
+            Err(error) => assert!(error.is(ErrorKind::NoSpace), "{what}: {error}"),
+        }
+    }
+    change().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+async fn unlink(overlay: &Overlay, name: &str) -> Result<()> {
+    match overlay.unlink(Ino::ROOT, name.as_bytes()).await {
+        Err(error) if error.is(ErrorKind::NotFound) => Ok(()),
+        done => done,
+    }
+}
+
+async fn renamed(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
+    match rename(overlay, from, to).await {
+        // It was done, and a later step failed.
+        Err(error) if error.is(ErrorKind::NotFound) => overlay.resolve(&pool_path(to)).await.map(drop),
+        done => done,
+    }
+}
+
+/// SEMANTICS 118: "An operation that fails because the catalog cannot record it can be repeated; it leaves no state that
+/// the catalog does not have."
+#[tokio::test(flavor = "multi_thread")]
+async fn whichever_write_fails_the_change_can_be_made_again() {
+    let right = pairs(&[("/a", "new"), ("/d/", ""), ("/d/made", "made"), ("/e", "theirs"), ("/moved", "B")]);
+    for number in 1.. {
+        let fixture = Fixture::new();
+        for (name, content) in [("a", "old"), ("b", "B"), ("c", "C"), ("e", "ours")] {
+            fixture.put(name, content.as_bytes()).await;
+        }
+        fixture.mkdir("d").await;
+        let overlay = fixture.open().await;
+        fixture.catalog_faults.fail_write(number);
+        again("list", async || overlay.read_dir(Ino::ROOT).await.map(drop)).await;
+        again("read", async || read(&overlay, "e").await.map(drop)).await;
+        again("write a", async || write(&overlay, "a", "new").await).await;
+        again("write d/made", async || write(&overlay, "d/made", "made").await).await;
+        again("rename", async || renamed(&overlay, "b", "moved").await).await;
+        again("remove", async || unlink(&overlay, "c").await).await;
+        fixture.put("e", b"theirs").await;
+        again("read again", async || read(&overlay, "e").await.map(|now| assert_eq!(now, "theirs"))).await;
+        flush(&overlay).await;
+        let has_failed = fixture.catalog_faults.has_failed();
+        fixture.catalog_faults.fail_write(0);
+        flushed(&overlay).await;
+        assert_eq!(fixture.pooled(), right, "write {number} failed");
+        assert_eq!(overlay.status().await.conflicts, Vec::<String>::new(), "write {number} failed");
+        for (path, content) in right.iter().filter(|(path, _)| !path.ends_with('/')) {
+            assert_eq!(read(&overlay, path.trim_start_matches('/')).await.unwrap(), *content, "write {number} failed");
+        }
+        if !has_failed {
+            assert!(number > 10, "only {number} writes");
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn set_id_bits_go_although_their_removal_could_not_be_recorded_at_first() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"program").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    let content = overlay.open_file(ino, RDWR).await.unwrap().resident.expect("it is resident");
+    let set_id = Change { mode: Some(0o4755), ..Change::default() };
+    overlay.setattr(ino, &set_id, CALLER).await.unwrap();
+    content.file.write_all_at(b"other", 0).unwrap();
+    fixture.catalog_faults.fail_write(1);
+    let _ = overlay.getattr(ino).await;
+    assert!(fixture.catalog_faults.has_failed());
+    assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o755);
+    close(&overlay, ino).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_goes_on_if_its_removal_by_another_client_was_not_recorded_and_was_undone() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"0123456789").await;
+    let policy = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\nwhole-file = \"4B\"\n[pool]\nretry = \"0s\"\n";
+    let overlay = Overlay::open(Options { policy: Policy::parse(policy).unwrap(), ..fixture.options() }).await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    let (here, away) = (pool_path("a"), pool_path("away"));
+    fixture.memory.rename(&here, &away, RenameMode::Replace).await.unwrap();
+    fixture.catalog_faults.fail_write(1);
+    let _ = overlay.resolve(&here).await;
+    assert!(fixture.catalog_faults.has_failed());
+    fixture.memory.rename(&away, &here, RenameMode::Replace).await.unwrap();
+    assert_eq!(find(&overlay, "a").await, ino);
+    assert_eq!(overlay.read(ino, 0, 10).await.unwrap(), Bytes::from_static(b"0123456789"));
+    overlay.write(ino, 0, Bytes::from_static(b"new")).await.unwrap();
+    close(&overlay, ino).await;
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "a").unwrap(), b"new3456789");
+}
