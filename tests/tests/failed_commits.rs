@@ -4,8 +4,8 @@
 use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
-use forebay_backends::{ErrorKind, Pool, RenameMode, Result};
-use forebay_engine::{Change, Ino, Options, Overlay, Policy};
+use forebay_backends::{ErrorKind, Pool, RenameMode, Result, Time};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 
 /// Makes a change again until it succeeds. Only one write fails.
@@ -34,7 +34,7 @@ async fn renamed(overlay: &Overlay, from: &str, to: &str) -> Result<()> {
     }
 }
 
-/// SEMANTICS 118: "An operation that fails because the catalog cannot record it can be repeated; it leaves no state that
+/// SEMANTICS 118: "An operation that fails because the catalog cannot record it can be repeated. It leaves no state that
 /// the catalog does not have."
 #[tokio::test(flavor = "multi_thread")]
 async fn whichever_write_fails_the_change_can_be_made_again() {
@@ -81,9 +81,11 @@ async fn set_id_bits_go_although_their_removal_could_not_be_recorded_at_first() 
     let set_id = Change { mode: Some(0o4755), ..Change::default() };
     overlay.setattr(ino, &set_id, CALLER).await.unwrap();
     content.file.write_all_at(b"other", 0).unwrap();
-    fixture.catalog_faults.fail_write(1);
-    let _ = overlay.getattr(ino).await;
-    assert!(fixture.catalog_faults.has_failed());
+    fixture.catalog_faults.fail_all();
+    for _ in 0..2 {
+        assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o755, "the bits are not shown");
+    }
+    fixture.catalog_faults.fail_write(0);
     assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o755);
     close(&overlay, ino).await;
 }
@@ -98,9 +100,9 @@ async fn an_open_file_goes_on_if_its_removal_by_another_client_was_not_recorded_
     overlay.open_file(ino, RDWR).await.unwrap();
     let (here, away) = (pool_path("a"), pool_path("away"));
     fixture.memory.rename(&here, &away, RenameMode::Replace).await.unwrap();
-    fixture.catalog_faults.fail_write(1);
-    let _ = overlay.resolve(&here).await;
-    assert!(fixture.catalog_faults.has_failed());
+    fixture.catalog_faults.fail_all();
+    assert!(refused(overlay.resolve(&here).await).is(ErrorKind::NoSpace));
+    fixture.catalog_faults.fail_write(0);
     fixture.memory.rename(&away, &here, RenameMode::Replace).await.unwrap();
     assert_eq!(find(&overlay, "a").await, ino);
     assert_eq!(overlay.read(ino, 0, 10).await.unwrap(), Bytes::from_static(b"0123456789"));
@@ -108,4 +110,25 @@ async fn an_open_file_goes_on_if_its_removal_by_another_client_was_not_recorded_
     close(&overlay, ino).await;
     flushed(&overlay).await;
     assert_eq!(in_pool(&fixture, "a").unwrap(), b"new3456789");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_that_could_not_be_recorded_is_not_shown_and_removes_no_set_id_bits() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"program").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    let set_id = Change { mode: Some(0o4755), ..Change::default() };
+    let before = overlay.setattr(ino, &set_id, CALLER).await.unwrap().0;
+    let old = Change { mtime: Some(SetTime::At(Time { secs: 1000, nanos: 0 })), ..Change::default() };
+    fixture.catalog_faults.fail_all();
+    assert!(refused(overlay.setattr(ino, &old, CALLER).await).is(ErrorKind::NoSpace));
+    fixture.catalog_faults.fail_write(0);
+    let after = overlay.getattr(ino).await.unwrap().0;
+    assert_eq!((after.mode, after.mtime), (before.mode, before.mtime));
+    let set = overlay.setattr(ino, &old, CALLER).await.unwrap().0;
+    assert_eq!((set.mode & 0o7777, set.mtime.secs), (0o4755, 1000));
+    assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o4755);
+    close(&overlay, ino).await;
 }

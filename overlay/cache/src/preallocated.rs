@@ -1,7 +1,7 @@
 //! Content files that are made ahead of need: making one is the longest step of a create, and another processor can do
 //! it meanwhile.
 //!
-//! No record names a spare content file. Spares that a killed daemon leaves are removed by the sweep of orphans after
+//! No record names a spare content file. Spare files that a killed daemon leaves are removed by the sweep of orphans after
 //! the next start.
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ pub trait ContentNumbers: Send + Sync {
     fn new_content(&self) -> Result<ContentId>;
 }
 
-pub struct Spares {
+pub struct PreallocatedFiles {
     store: Arc<ContentStore>,
     numbers: Arc<dyn ContentNumbers>,
     ready: Mutex<VecDeque<Arc<Content>>>,
@@ -30,7 +30,7 @@ pub struct Spares {
     closed: Mutex<bool>,
 }
 
-impl Spares {
+impl PreallocatedFiles {
     pub fn new(store: Arc<ContentStore>, numbers: Arc<dyn ContentNumbers>) -> Arc<Self> {
         let (ready, closed) = Default::default();
         Arc::new(Self { store, numbers, ready, refilling: AtomicBool::new(false), closed })
@@ -66,8 +66,8 @@ impl Spares {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
             && !self.refilling.swap(true, Ordering::AcqRel)
         {
-            let spares = Arc::clone(self);
-            runtime.spawn_blocking(move || spares.refill());
+            let preallocated = Arc::clone(self);
+            runtime.spawn_blocking(move || preallocated.refill());
         }
         let Some(content) = taken else { return self.make(0) };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -106,7 +106,7 @@ impl Spares {
         self.refilling.store(false, Ordering::Release);
     }
 
-    /// Removes all untaken spares, and makes no more.
+    /// Removes all untaken files, and makes no more.
     pub fn close(&self) {
         *self.closed.lock() = true;
         for content in self.ready.lock().drain(..) {
@@ -134,34 +134,34 @@ mod tests {
         }
     }
 
-    fn spares(dir: &std::path::Path) -> Arc<Spares> {
+    fn preallocated(dir: &std::path::Path) -> Arc<PreallocatedFiles> {
         let store = Arc::new(ContentStore::open(&[dir.to_owned()], Some(1 << 20)).unwrap());
-        Spares::new(store, Arc::new(Counter::default()))
+        PreallocatedFiles::new(store, Arc::new(Counter::default()))
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn each_is_given_once_and_is_as_new() {
         let dir = tempfile::tempdir().unwrap();
-        let spares = spares(dir.path());
+        let preallocated = preallocated(dir.path());
         let mut given = std::collections::HashSet::new();
         for _ in 0..3 * for_spares() {
             let begun = SystemTime::now();
-            let content = spares.take().unwrap();
+            let content = preallocated.take().unwrap();
             let meta = content.file.metadata().unwrap();
             assert!(given.insert(content.id), "{:x} twice", content.id);
             assert_eq!((meta.size(), meta.nlink()), (0, 1));
             // File systems count time in ticks.
             assert!(meta.modified().unwrap() + Duration::from_millis(20) >= begun);
-            assert!(spares.ready.lock().len() <= for_spares());
+            assert!(preallocated.ready.lock().len() <= for_spares());
         }
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn unused_spares_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let spares = spares(dir.path());
-        let taken = spares.take().unwrap();
-        while spares.refilling.load(Ordering::Acquire) {
+        let preallocated = preallocated(dir.path());
+        let taken = preallocated.take().unwrap();
+        while preallocated.refilling.load(Ordering::Acquire) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let count = || {
@@ -170,11 +170,11 @@ mod tests {
                 ids.push(id.0);
                 Ok(())
             };
-            spares.store.walk(&mut add).unwrap();
+            preallocated.store.walk(&mut add).unwrap();
             ids
         };
         assert_eq!(count().len(), for_spares() + 1);
-        spares.close();
+        preallocated.close();
         assert_eq!(count(), [taken.id]);
     }
 }

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 
 use rocksdb::WriteBatch;
 
+use super::lost_contents::Forgotten;
 use super::records::{InodeRecord, Leases, NameRecord, encode};
 use super::{Catalog, Intent, cf, name_key};
 use crate::Ino;
-use forebay_cache::ContentId;
 
 pub struct Batch<'a> {
     pub(super) catalog: &'a Catalog,
     pub(super) inner: WriteBatch,
     /// Content whose loss records are forgotten when this batch is written.
-    pub(super) found: Vec<ContentId>,
+    pub(super) forgotten: Vec<Forgotten>,
     /// Keys of the names that this batch changes.
     pub(super) names: Vec<Vec<u8>>,
     /// Users for whom this batch adds entries to the queue.
@@ -24,8 +24,8 @@ pub struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     pub(super) fn new(catalog: &'a Catalog) -> Self {
-        let (found, names, queued_for) = Default::default();
-        Self { catalog, inner: WriteBatch::default(), found, names, queued_for, parts_leave: false }
+        let (forgotten, names, queued_for) = Default::default();
+        Self { catalog, inner: WriteBatch::default(), forgotten, names, queued_for, parts_leave: false }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -194,9 +194,7 @@ impl Batch<'_> {
         }
         self.delete_raw(cf::RESIDENCY, &id.0.to_be_bytes());
         self.delete_spilled(id);
-        if let Some(lost) = self.catalog.lost(id) {
-            self.forget_lost(id, &lost);
-        }
+        self.forget_losses_of(id);
     }
 
     fn delete_groups(&mut self, id: ContentId, record: &ContentRecord) {

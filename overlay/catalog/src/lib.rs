@@ -256,10 +256,9 @@ impl Catalog {
     /// Applies a batch, which survives the death of the process when this returns.
     pub fn write(&self, batch: Batch<'_>) -> Result<()> {
         let write = |batch| self.db.write(batch).map_err(|e| failed("write to the catalog", e));
-        let written = self.faults.check().and_then(|()| write(batch.inner));
+        let written = self.faults.check().and_then(|()| self.write_forgetting(batch.forgotten, batch.inner, write));
         batch.names.iter().for_each(|key| self.recent.forget(key));
         written?;
-        self.lost.forget(&batch.found);
         self.queue.was_added(&batch.queued_for);
         if batch.parts_leave {
             self.announce_leaving_parts();

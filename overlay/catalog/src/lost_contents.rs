@@ -10,12 +10,12 @@
 //! Not covered: the kernel drops the pages, the daemon is killed before it got the error, and the kernel drops the
 //! inode before the next daemon opens it.
 
-use std::collections::HashMap;
 use std::io;
 
-use arc_swap::ArcSwap;
+use dashmap::DashMap;
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use rocksdb::DB;
+use parking_lot::Mutex;
+use rocksdb::{DB, WriteBatch};
 use serde::{Deserialize, Serialize};
 
 use super::records::{decode, encode};
@@ -34,29 +34,31 @@ pub struct Lost {
     times: u64,
 }
 
-/// All recorded losses: nearly always none. Each open asks for them, so a reader takes no lock.
+/// All recorded losses: nearly always none. Each open asks for one, so readers have no common lock.
 #[derive(Debug, Default)]
-pub(super) struct LostContents(ArcSwap<HashMap<ContentId, Lost>>);
+pub(super) struct LostContents {
+    known: DashMap<ContentId, Lost>,
+    /// Held while a loss is recorded or forgotten, here and in the database: a loss that comes meanwhile is kept.
+    changing: Mutex<()>,
+}
+
+/// A loss to forget with a batch.
+pub(super) struct Forgotten {
+    id: ContentId,
+    /// The loss at the time of the decision; `None`: the content is gone, and with it all losses.
+    was: Option<Lost>,
+}
 
 impl LostContents {
     pub fn load(db: &DB) -> Result<Self> {
         let family = db.cf_handle(cf::LOST).ok_or_else(|| corrupt(cf::LOST))?;
-        let mut known = HashMap::new();
+        let known = DashMap::new();
         for item in db.iterator_cf(family, rocksdb::IteratorMode::Start) {
             let (key, value) = item.map_err(|e| failed("read the catalog", e))?;
             let lost = decode(&value).map_err(|e| corrupt(cf::LOST).with_source(e))?;
             known.insert(ContentId(id_of(&key)?), lost);
         }
-        Ok(Self(ArcSwap::from_pointee(known)))
-    }
-
-    pub fn forget(&self, contents: &[ContentId]) {
-        if !contents.is_empty() {
-            self.0.rcu(|known| {
-                let kept = known.iter().filter(|(id, _)| !contents.contains(id));
-                kept.map(|(id, lost)| (*id, lost.clone())).collect::<HashMap<_, _>>()
-            });
-        }
+        Ok(Self { known, changing: Mutex::default() })
     }
 }
 
@@ -76,6 +78,31 @@ impl Lost {
 }
 
 impl Catalog {
+    /// Writes a batch that forgets losses. A loss that was recorded since the decision stays.
+    pub(super) fn write_forgetting(
+        &self,
+        forgotten: Vec<Forgotten>,
+        mut batch: WriteBatch,
+        write: impl FnOnce(WriteBatch) -> Result<()>,
+    ) -> Result<()> {
+        if forgotten.is_empty() {
+            return write(batch);
+        }
+        let _changing = self.lost.changing.lock();
+        let (same, newer): (Vec<_>, Vec<_>) =
+            forgotten.into_iter().partition(|f| f.was.is_none() || self.lost(f.id) == f.was);
+        let family = self.family(cf::LOST)?;
+        for Forgotten { id, .. } in newer {
+            if let Some(lost) = self.lost(id) {
+                // After the deletion in the same batch.
+                batch.put_cf(family, id.0.to_be_bytes(), encode(&lost));
+            }
+        }
+        write(batch)?;
+        same.iter().for_each(|Forgotten { id, .. }| _ = self.lost.known.remove(id));
+        Ok(())
+    }
+
     /// Makes what was written to a content file durable. Blocks on the disk.
     ///
     /// # Errors
@@ -108,14 +135,14 @@ impl Catalog {
     /// # Errors
     /// `EIO` if it was.
     pub fn check_kept(&self, id: ContentId) -> Result<()> {
-        match self.lost.0.load().get(&id) {
+        match self.lost.known.get(&id) {
             Some(lost) => Err(lost.error()),
             None => Ok(()),
         }
     }
 
     pub fn lost(&self, id: ContentId) -> Option<Lost> {
-        self.lost.0.load().get(&id).cloned()
+        self.lost.known.get(&id).map(|lost| lost.clone())
     }
 
     fn note_lost(&self, id: ContentId, error: &io::Error) {
@@ -125,14 +152,10 @@ impl Catalog {
         if matches!(errno, libc::EINTR | libc::EBADF | libc::ENOSYS | libc::EPERM) {
             return;
         }
-        let at = unix_now();
-        let now = |before: Option<&Lost>| Lost { errno, at, times: before.map_or(0, |lost| lost.times) + 1 };
-        let before = self.lost.0.rcu(|known| {
-            let mut known = HashMap::clone(known);
-            known.insert(id, now(known.get(&id)));
-            known
-        });
-        let lost = now(before.get(&id));
+        let _changing = self.lost.changing.lock();
+        let times = self.lost(id).map_or(0, |lost| lost.times) + 1;
+        let lost = Lost { errno, at: unix_now(), times };
+        self.lost.known.insert(id, lost.clone());
         let ino = self.content(id).ok().flatten().map_or(0, |record| record.ino.0);
         tracing::error!(%error, ino, content = format!("{:x}", id.0), "what was written did not reach the device");
         let mut batch = self.batch();
@@ -158,7 +181,15 @@ impl Batch<'_> {
     pub fn forget_lost(&mut self, id: ContentId, was: &Lost) {
         if self.catalog.lost(id).as_ref() == Some(was) {
             self.delete_raw(cf::LOST, &id.0.to_be_bytes());
-            self.found.push(id);
+            self.forgotten.push(Forgotten { id, was: Some(was.clone()) });
+        }
+    }
+
+    /// Forgets the losses of content that goes with this batch.
+    pub(super) fn forget_losses_of(&mut self, id: ContentId) {
+        if self.catalog.lost(id).is_some() {
+            self.delete_raw(cf::LOST, &id.0.to_be_bytes());
+            self.forgotten.push(Forgotten { id, was: None });
         }
     }
 }

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
+/// The number that stands for all writes.
+const ALL: u64 = u64::MAX;
+
 /// Which write fails. Clones share the choice.
 #[derive(Debug, Clone, Default)]
 pub struct WriteFaults(Arc<AtomicU64>);
@@ -13,6 +16,11 @@ impl WriteFaults {
     /// Makes the write with this number fail, counted from 1, and no other one; 0: none.
     pub fn fail_write(&self, number: u64) {
         self.0.store(number, Ordering::Release);
+    }
+
+    /// Makes all writes fail from now on, until [`Self::fail_write`] says otherwise.
+    pub fn fail_all(&self) {
+        self.0.store(ALL, Ordering::Release);
     }
 
     /// Returns whether the write that was to fail has failed.
@@ -28,9 +36,11 @@ impl WriteFaults {
         if self.0.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
-        let counted = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
-        match counted {
-            Ok(1) => Err(Error::new(ErrorKind::NoSpace, Side::Cache, "write to the catalog: a test made it fail")),
+        let one_less = |left: u64| if left == ALL { Some(ALL) } else { left.checked_sub(1) };
+        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less) {
+            Ok(1 | ALL) => {
+                Err(Error::new(ErrorKind::NoSpace, Side::Cache, "write to the catalog: a test made it fail"))
+            }
             _ => Ok(()),
         }
     }

@@ -108,7 +108,7 @@ impl Overlay {
 
     /// Returns the measured rate of the pool, but at most `bytes_per_second_max`.
     pub fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
-        let speed = self.inner.pace.speed();
+        let speed = self.inner.bandwidth.speed();
         let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
         PoolRate {
             bytes_per_second: speed.bytes_per_second.min(most).max(1.0),
@@ -133,7 +133,7 @@ impl Overlay {
 
     /// Waits until no reader waits for the pool, but not for long (`fetch/demand_priority.rs`), and then runs `work`.
     pub async fn behind_readers<T>(&self, work: impl Future<Output = T>) -> T {
-        let _turn = self.inner.turns.ahead().await;
+        let _turn = self.inner.demand.ahead().await;
         work.await
     }
 

@@ -4,6 +4,7 @@
 //! It may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it
 //! withholds notifications that this answer makes unnecessary (`Answering`).
 
+use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,10 +65,16 @@ impl Overlay {
             other => other?,
         }
         let node = inner.node(ino)?;
-        inner.take_set_id(&node)?;
+        let recorded = inner.take_set_id(&node);
         // Later changes may be too late for this answer.
         answering.end();
-        Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
+        let mut attr = inner.attr_of(&node)?;
+        match recorded {
+            // The bits must not be shown, whether or not that can be recorded now.
+            Err(e) if e.is(ErrorKind::NoSpace) => drop_set_id(&mut attr.mode),
+            recorded => recorded?,
+        }
+        Ok((attr, inner.ttl_of(&node)))
     }
 
     /// Changes attributes. The kernel checks whether the caller may (`default_permissions`).
@@ -194,6 +201,7 @@ impl Inner {
             SetTime::Now => now,
             SetTime::At(time) => time,
         };
+        let times_set = &Cell::new(Ok(()));
         let mut txn = Txn::begin(self);
         let has_content = txn.record(node.ino)?.file.is_dirty();
         let content = match has_content {
@@ -227,7 +235,8 @@ impl Inner {
             drop_set_id(&mut record.mode);
             record.dirty.mode = true;
         }
-        if change.atime.is_some() || change.mtime.is_some() {
+        let sets_times = change.atime.is_some() || change.mtime.is_some();
+        if sets_times {
             record.atime = change.atime.map_or(record.atime, at);
             let current = match &content {
                 Some(content) => Stamp::of(&content.file)?.mtime,
@@ -235,16 +244,19 @@ impl Inner {
             };
             record.mtime = change.mtime.map_or(current, at);
             record.dirty.times = true;
-            if let Some(content) = &content {
-                super::handles::set_mtime(&content.file, record.atime, record.mtime)?;
-            }
         }
         if *change != Change::default() {
             record.ctime = now;
         }
-        let (kind, mode) = (record.kind, record.mode);
-        note_set_id(&mut txn, node.ino, kind, mode)?;
-        txn.commit()
+        let (kind, mode, atime, mtime) = (record.kind, record.mode, record.atime, record.mtime);
+        if let (true, Some(content)) = (sets_times, content) {
+            let set = move || super::handles::set_mtime(&content.file, atime, mtime);
+            txn.on_commit(node.ino, move |_| times_set.set(set()))?;
+        }
+        // After the times of the content file are set.
+        txn.on_commit(node.ino, move |state| note_set_id(state, kind, mode))?;
+        txn.commit()?;
+        times_set.replace(Ok(()))
     }
 }
 

@@ -307,7 +307,7 @@ impl Inner {
                         continue;
                     }
                     self.grow_object(&stat).await?;
-                    if let Some(found) = self.adopt(dir.ino, name, &stat, &watched)? {
+                    if let Some(found) = self.import(dir.ino, name, &stat, &watched)? {
                         return Ok(Some(found));
                     }
                     let record = self.catalog.name(dir.ino, name)?;

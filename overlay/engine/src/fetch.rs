@@ -71,7 +71,7 @@ impl Inner {
     /// `NoSpace` if the fast pool has no room, `Stale` if the pool's copy is gone or has another version by now, and
     /// all other errors of the pool.
     pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
-        let _reading = self.turns.read();
+        let _reading = self.demand.read();
         self.fetch_now(node, range).await
     }
 
@@ -97,7 +97,7 @@ impl Inner {
             if let Some(rate) = rate {
                 rate.pass_in_turn(missing).await;
             }
-            let _turn = self.turns.ahead().await;
+            let _turn = self.demand.ahead().await;
             self.fetch_now(node, piece).await
         };
         stream::iter(pieces.map(bring)).buffer_unordered(requests_at_once(stripe)).try_collect().await
@@ -190,7 +190,7 @@ impl Inner {
 
     /// Returns the length of one request: whole chunks.
     pub fn request_bytes(&self) -> u64 {
-        if self.pool.capabilities().streams { self.pace.request_bytes() } else { CHUNK_BYTES }
+        if self.pool.capabilities().streams { self.bandwidth.request_bytes() } else { CHUNK_BYTES }
     }
 
     /// Requests the chunks of a range that are neither resident nor in flight. Returns the flights to wait for.
@@ -260,7 +260,7 @@ impl Inner {
                 return Ok(Some((self.content(node.ino, &mut state)?, id)));
             }
         }
-        let content = self.spares.take_on(self.tier_for_fetch(node, CHUNK_BYTES))?;
+        let content = self.preallocated.take_on(self.tier_for_fetch(node, CHUNK_BYTES))?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let record = txn.record(node.ino)?;

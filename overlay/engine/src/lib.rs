@@ -78,7 +78,7 @@ use std::sync::atomic::AtomicU64;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
 use forebay_cache::content_io::ContentIo;
-use forebay_cache::{ContentNumbers, ContentStore, Spares, Trash};
+use forebay_cache::{ContentNumbers, ContentStore, PreallocatedFiles, Trash};
 pub use forebay_catalog::WriteFaults;
 use forebay_catalog::{Catalog, Durability, InodeRecord};
 use forebay_system::descriptors;
@@ -163,7 +163,7 @@ pub(crate) struct Inner {
     /// about to be written.
     pub first_new_content: u64,
     pub trash: Trash,
-    pub spares: Arc<Spares>,
+    pub preallocated: Arc<PreallocatedFiles>,
     pub io: Arc<dyn ContentIo>,
     pub io_fallback: Option<String>,
     pub policies: policies::Policies,
@@ -178,8 +178,8 @@ pub(crate) struct Inner {
     pub memory: Arc<Semaphore>,
     /// Permits to sync content files to the fast pool's devices: each sync takes a thread.
     pub syncs: Semaphore,
-    pub pace: fetch::BandwidthEstimator,
-    pub turns: fetch::DemandPriority,
+    pub bandwidth: fetch::BandwidthEstimator,
+    pub demand: fetch::DemandPriority,
     pub evictor: EvictionOrder,
     pub making_room: space::eviction::MakingRoom,
     /// Inodes whose content file is open in the daemon, least recently used first.
@@ -273,7 +273,7 @@ impl Overlay {
             let inner = Arc::new(Inner {
                 pool: options.pool,
                 first_new_content: catalog.new_content()?.0,
-                spares: Spares::new(store.clone(), catalog.clone()),
+                preallocated: PreallocatedFiles::new(store.clone(), catalog.clone()),
                 catalog,
                 trash: Trash::start(store.clone(), move || settle.sync())?,
                 store,
@@ -288,8 +288,8 @@ impl Overlay {
                 kernel: OnceLock::new(),
                 memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
                 syncs: Semaphore::new(SYNCS),
-                pace: fetch::BandwidthEstimator::default(),
-                turns: fetch::DemandPriority::default(),
+                bandwidth: fetch::BandwidthEstimator::default(),
+                demand: fetch::DemandPriority::default(),
                 evictor: EvictionOrder::new(evictor),
                 making_room: space::eviction::MakingRoom::default(),
                 open_contents: Mutex::new(lru::LruCache::unbounded()),
@@ -347,7 +347,7 @@ impl Overlay {
         blocking(move || {
             inner.save_counts()?;
             inner.quotas.save(&inner.catalog)?;
-            inner.spares.close();
+            inner.preallocated.close();
             inner.catalog.set_meta("used_bytes", &inner.content_bytes())?;
             let closed = inner.close_epoch();
             inner.catalog.sync()?;

@@ -232,7 +232,7 @@ impl Overlay {
     /// Returns what a policy would change, from the catalog alone: nothing is asked of the pool.
     pub async fn policy_effect(&self, new: Policy) -> Result<PolicyEffect> {
         let inner = self.inner.clone();
-        let speed = self.inner.pace.speed();
+        let speed = self.inner.bandwidth.speed();
         blocking(move || {
             let mut effect = PolicyEffect { differences: inner.policy().differences(&new), ..PolicyEffect::default() };
             let mut changed = Vec::new();

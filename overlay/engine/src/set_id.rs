@@ -8,13 +8,16 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{FileKind, Result, Time};
 use forebay_cache::Stamp;
 use forebay_system::clock::stamp_now;
 
 use super::attributes::drop_set_id;
-use super::{Inner, Ino, Txn};
+use super::{Inner, Txn};
 use crate::node::{Node, NodeState, Written};
+
+/// A state of the content that is not known. No content has this size, so the content counts as written since.
+pub(super) const UNKNOWN: Written = (u64::MAX, Time { secs: 0, nanos: 0 });
 
 /// Returns whether content was written since the file got set-id bits.
 pub(super) fn is_written_since(state: &NodeState) -> Result<bool> {
@@ -49,15 +52,14 @@ impl Inner {
 
 /// Remembers the content of a file that gets set-id bits and may be written past the daemon. Called after its mode or
 /// times were set.
-pub(super) fn note_set_id(txn: &mut Txn<'_>, ino: Ino, kind: FileKind, mode: u32) -> Result<()> {
-    let state = txn.state(ino)?;
+pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) {
     if state.bypass.is_none() {
-        return Ok(());
+        return;
     }
     let has_bits = kind == FileKind::File && mode & 0o6000 != 0;
     let now = match &state.content {
-        Some(content) if has_bits => Some(written(&content.file)?),
+        Some(content) if has_bits => Some(written(&content.file).unwrap_or(UNKNOWN)),
         _ => None,
     };
-    txn.on_commit(ino, move |state| state.bypass.note_set_id(now))
+    state.bypass.note_set_id(now);
 }

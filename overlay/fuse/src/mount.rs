@@ -23,8 +23,8 @@ use super::iomode::{InheritedOpens, IoModes, PassthroughState};
 use super::latencies::RequestLatencies;
 use super::mountpoint;
 use super::notifier::KernelNotifier;
-use super::pm_qos::Wakeups;
-use super::reopen::Adopted;
+use super::pm_qos::WakeupLatency;
+use super::reopen::InheritedCounts;
 use super::session::{MountSession, SessionState};
 
 /// Name of the table of open modes in the state directory.
@@ -183,8 +183,8 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         runtime: runtime.clone(),
         modes: Arc::clone(&modes),
         dirs: DirHandles::new(epoch),
-        adopted: Arc::new(Adopted::default()),
-        wakeups: Arc::new(Wakeups::new(overlay.policy().wakeup_latency)),
+        inherited: Arc::new(InheritedCounts::default()),
+        wakeup_latency: Arc::new(WakeupLatency::new(overlay.policy().wakeup_latency)),
         latencies: Arc::clone(&latencies),
         epoch,
         mountpoint: mountpoint.clone(),
@@ -213,7 +213,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         raise_readahead(&mountpoint);
     }
     overlay.expect_inherited(opens.iter().map(|open| open.ino));
-    runtime.spawn(Arc::clone(&mount_session.adopted).adopt(overlay, opens));
+    runtime.spawn(Arc::clone(&mount_session.inherited).reopen(overlay, opens));
     let session = run(session).map_err(kernel)?;
     let (unmounter, session) = (Unmounter { mountpoint }, Mutex::new(Some(session)));
     Ok(Mounted { modes, latencies, handshake, unmounter, session })

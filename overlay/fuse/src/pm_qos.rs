@@ -35,7 +35,7 @@ thread_local! {
 
 /// The bound of one mount.
 #[derive(Debug)]
-pub struct Wakeups {
+pub struct WakeupLatency {
     /// The device, and the bound in microseconds. `None`: no bound is set.
     device: Option<(File, i32)>,
     /// Counts the stretches of `STREAM` fast requests.
@@ -45,7 +45,7 @@ pub struct Wakeups {
     changing: Mutex<()>,
 }
 
-impl Wakeups {
+impl WakeupLatency {
     /// `bound`: how long a wake-up may take while requests stream. `None`: no bound.
     pub fn new(bound: Option<Duration>) -> Self {
         let device = bound.and_then(|bound| match File::options().write(true).open(DEVICE) {
@@ -150,7 +150,7 @@ mod tests {
     fn the_bound_is_given_back_when_requests_end() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let device = File::options().write(true).open(path.path()).unwrap();
-        let wakeups = Arc::new(Wakeups::with(Some((device, 7))));
+        let wakeups = Arc::new(WakeupLatency::with(Some((device, 7))));
         let bound = || {
             let mut bytes = [0; 4];
             File::open(path.path()).unwrap().read_exact(&mut bytes).map(|()| i32::from_ne_bytes(bytes)).ok()
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn without_a_bound_nothing_is_held() {
-        let wakeups = Arc::new(Wakeups::new(None));
+        let wakeups = Arc::new(WakeupLatency::new(None));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         (0..10 * STREAM).for_each(|_| wakeups.serve(runtime.handle()));
         assert!(!wakeups.is_held.load(Ordering::Relaxed));

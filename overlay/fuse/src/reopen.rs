@@ -15,18 +15,18 @@ use super::iomode::InheritedOpens;
 /// Files that are opened again at the same time.
 const PARALLEL: usize = 64;
 
-/// Counts the adopted opens of each inode, for reading and for writing. A count is negative if releases arrived first.
+/// Counts the inherited opens of each inode, for reading and for writing. A count is negative if releases arrived first.
 #[derive(Default)]
-pub struct Adopted {
+pub struct InheritedCounts {
     balance: Mutex<HashMap<(Ino, bool), i64>>,
 }
 
-/// Returns the flags under which the engine knows an adopted open.
+/// Returns the flags under which the engine knows an inherited open.
 fn flags(writable: bool) -> i32 {
     if writable { libc::O_RDWR } else { libc::O_RDONLY }
 }
 
-impl Adopted {
+impl InheritedCounts {
     /// Handles the release of a file that a previous process opened.
     pub fn release(&self, overlay: &Overlay, ino: Ino, writable: bool) {
         if self.add(ino, writable, -1) >= 0 {
@@ -35,7 +35,7 @@ impl Adopted {
     }
 
     /// Opens all of `opens` again. Returns when each was tried.
-    pub async fn adopt(self: Arc<Self>, overlay: Overlay, opens: Vec<InheritedOpens>) {
+    pub async fn reopen(self: Arc<Self>, overlay: Overlay, opens: Vec<InheritedOpens>) {
         let permits = Arc::new(Semaphore::new(PARALLEL));
         let tasks = opens.into_iter().map(|open| {
             let (this, overlay, permits) = (Arc::clone(&self), overlay.clone(), Arc::clone(&permits));
@@ -43,7 +43,7 @@ impl Adopted {
                 let _permit = permits.acquire().await;
                 let writers = (0..open.writers).map(|_| true);
                 for writable in (0..open.readers).map(|_| false).chain(writers) {
-                    this.adopt_one(&overlay, open.ino, writable).await;
+                    this.reopen_one(&overlay, open.ino, writable).await;
                 }
                 overlay.inherited(open.ino);
             }
@@ -51,7 +51,7 @@ impl Adopted {
         futures::future::join_all(tasks).await;
     }
 
-    async fn adopt_one(&self, overlay: &Overlay, ino: Ino, writable: bool) {
+    async fn reopen_one(&self, overlay: &Overlay, ino: Ino, writable: bool) {
         match overlay.open_inherited(ino, flags(writable)).await {
             Ok(()) if self.add(ino, writable, 1) > 0 => {}
             Ok(()) => overlay.release(ino, flags(writable)),

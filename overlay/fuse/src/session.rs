@@ -16,8 +16,8 @@ use super::init::{Handshake, HandshakeOptions};
 use super::iomode::{Grant, IoModes, Wish};
 use super::latencies::{Operation, RequestLatencies};
 use super::notifier::KernelNotifier;
-use super::pm_qos::Wakeups;
-use super::reopen::Adopted;
+use super::pm_qos::WakeupLatency;
+use super::reopen::InheritedCounts;
 use super::text_busy::is_running;
 use super::{convert, cpu_affinity, dirsync, dispatch, setid};
 
@@ -31,8 +31,8 @@ pub struct SessionState {
     pub runtime: Runtime,
     pub modes: Arc<IoModes>,
     pub dirs: DirHandles,
-    pub adopted: Arc<Adopted>,
-    pub wakeups: Arc<Wakeups>,
+    pub inherited: Arc<InheritedCounts>,
+    pub wakeup_latency: Arc<WakeupLatency>,
     pub latencies: Arc<RequestLatencies>,
     /// Identifies this attach. A handle with another epoch was issued by another process.
     pub epoch: u32,
@@ -65,7 +65,7 @@ impl MountSession {
         R: FnOnce(Result<T>) + Send + 'static,
     {
         if !cpu_affinity::serve(request.pid()) {
-            self.wakeups.serve(&self.runtime);
+            self.wakeup_latency.serve(&self.runtime);
         }
         let of = (self.overlay.shares(), request.uid());
         dispatch::dispatch(&self.runtime, &self.latencies, Some(of), operation, work, reply);
@@ -277,7 +277,7 @@ impl MountSession {
             self.overlay.release(ino, flags);
             self.overlay.shares().close(handle.user, ino);
         } else {
-            self.adopted.release(&self.overlay, ino, handle.writable);
+            self.inherited.release(&self.overlay, ino, handle.writable);
         }
     }
 

@@ -238,7 +238,7 @@ impl DetachedTree {
     ///
     /// # Errors
     /// `Busy` if the tree was changed meanwhile. [`Self::undo`] moves back what was moved.
-    pub fn adopt(&self, store: &ContentStore, entries: &mut [TreeEntry]) -> Result<()> {
+    pub fn move_into_store(&self, store: &ContentStore, entries: &mut [TreeEntry]) -> Result<()> {
         let mut names: HashMap<usize, u64> = HashMap::new();
         for entry in entries.iter() {
             if let TreeKind::HardLink { of } = entry.kind {

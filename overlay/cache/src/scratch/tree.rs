@@ -32,7 +32,7 @@ pub struct TreeEntry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TreeKind {
     Directory,
-    /// A regular file. The bytes that it occupies are known after [`super::DetachedTree::adopt`].
+    /// A regular file. The bytes that it occupies are known after [`super::DetachedTree::move_into_store`].
     File {
         content: ContentId,
         occupied_bytes: u64,

@@ -20,7 +20,7 @@ use super::{Growth, QueryStamp};
 impl Inner {
     /// Adds an object of the pool to the catalog under a name that the catalog does not have. `None`: the answer came
     /// too late to count, or the mount hides the name by now.
-    pub(super) fn adopt(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &NameQuery<'_>) -> Result<Option<Ino>> {
+    pub(super) fn import(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &NameQuery<'_>) -> Result<Option<Ino>> {
         self.note_names_in(parent)?;
         let mut txn = Txn::begin(self);
         let was = txn.name(parent, name)?;
@@ -30,7 +30,7 @@ impl Inner {
         if !watched.holds(name) {
             return Ok(None);
         }
-        let ino = self.adopt_in(&mut txn, parent, name, stat)?;
+        let ino = self.import_in(&mut txn, parent, name, stat)?;
         txn.commit()?;
         if let Ok(node) = self.node(ino) {
             node.state.lock().validated = Some(Instant::now());
@@ -38,8 +38,8 @@ impl Inner {
         Ok(Some(ino))
     }
 
-    /// Like [`Self::adopt`], inside a larger change.
-    pub(super) fn adopt_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
+    /// Like [`Self::import`], inside a larger change.
+    pub(super) fn import_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
         let link = (parent, Box::from(name));
         // The kernel's cached listing lacks this name.
         txn.state_at_once(parent)?.kernel.pages_stale = true;
@@ -224,7 +224,7 @@ impl Inner {
         // A name in a directory that is gone, too, is not added again.
         if self.catalog.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
             let mut txn = Txn::begin(self);
-            self.adopt_in(&mut txn, *parent, name, stat)?;
+            self.import_in(&mut txn, *parent, name, stat)?;
             txn.commit()?;
         }
         for (parent, name) in &names {

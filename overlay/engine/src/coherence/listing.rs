@@ -346,7 +346,7 @@ impl Inner {
         let mut subdirs = known.values().filter(|record| is_dir(record)).count() as u32;
         // A name of the mount may be removed before it is flushed. Then the pool's name that it hides must show.
         let mut hides = false;
-        let mut adopted = 0;
+        let mut imported = 0;
         for entry in entries.take() {
             let (name, stat) = entry?;
             match known.remove(name.as_slice()) {
@@ -364,12 +364,12 @@ impl Inner {
                         continue;
                     }
                     subdirs += u32::from(stat.kind == FileKind::Directory);
-                    self.adopt_in(&mut txn, dir, &name, &stat)?;
+                    self.import_in(&mut txn, dir, &name, &stat)?;
                     if told_absent {
                         names.push(Box::<[u8]>::from(name));
                     }
-                    adopted += 1;
-                    if adopted % NAMES_AT_ONCE == 0 {
+                    imported += 1;
+                    if imported % NAMES_AT_ONCE == 0 {
                         // Requests that create or remove a name wait for this change.
                         txn.commit()?;
                         txn = Txn::begin(self);

@@ -89,7 +89,7 @@ struct Line {
 
 /// A request in flight.
 pub(super) struct TimedRequest<'a> {
-    pace: &'a BandwidthEstimator,
+    estimator: &'a BandwidthEstimator,
     is_stream: bool,
     bytes: u64,
     missing: u64,
@@ -104,7 +104,7 @@ impl BandwidthEstimator {
         line.look(now);
         line.requests += 1;
         line.bytes_under_way += bytes;
-        TimedRequest { pace: self, is_stream, bytes, missing: bytes, asked: now, first_byte: None }
+        TimedRequest { estimator: self, is_stream, bytes, missing: bytes, asked: now, first_byte: None }
     }
 
     pub fn speed(&self) -> Speed {
@@ -132,7 +132,7 @@ impl TimedRequest<'_> {
         self.missing -= bytes;
         let took = now.duration_since(self.asked);
         let first_byte = *self.first_byte.get_or_insert(took);
-        let measured = &mut *self.pace.measured.lock();
+        let measured = &mut *self.estimator.measured.lock();
         measured.line.look(now);
         measured.line.bytes_came += bytes;
         measured.line.leave(bytes, self.missing == 0);
@@ -154,7 +154,7 @@ impl TimedRequest<'_> {
 impl Drop for TimedRequest<'_> {
     fn drop(&mut self) {
         if self.missing > 0 {
-            let line = &mut self.pace.measured.lock().line;
+            let line = &mut self.estimator.measured.lock().line;
             line.look(Instant::now());
             line.leave(self.missing, true);
         }
@@ -221,14 +221,14 @@ mod tests {
     }
 
     fn after(latency_ms: u64, mib_per_sec: u64) -> u64 {
-        let (pace, begun) = (BandwidthEstimator::default(), Instant::now());
-        assert_eq!(pace.request_bytes(), FIRST_BYTES);
+        let (estimator, begun) = (BandwidthEstimator::default(), Instant::now());
+        assert_eq!(estimator.request_bytes(), FIRST_BYTES);
         for _ in 0..50 {
-            let mut request = pace.begin(mib_per_sec * MIB, true, begun);
+            let mut request = estimator.begin(mib_per_sec * MIB, true, begun);
             request.came(1, begun + ms(latency_ms));
             request.came(mib_per_sec * MIB - 1, begun + ms(latency_ms + 1000));
         }
-        pace.request_bytes() / MIB
+        estimator.request_bytes() / MIB
     }
 
     #[test]
@@ -241,77 +241,77 @@ mod tests {
 
     /// Keeps `at_once` requests in flight. Answers arrive in bunches of `bunch`, one bunch every `each`.
     fn requests(
-        pace: &BandwidthEstimator,
+        estimator: &BandwidthEstimator,
         begun: Instant,
         [at_once, bunch]: [usize; 2],
         bytes: u64,
         each: Duration,
     ) -> Instant {
         let mut now = begun;
-        let mut under_way: VecDeque<_> = (0..at_once).map(|_| pace.begin(bytes, false, now)).collect();
+        let mut under_way: VecDeque<_> = (0..at_once).map(|_| estimator.begin(bytes, false, now)).collect();
         for _ in 0..1600 / bunch {
             now += each;
             for _ in 0..bunch {
                 under_way.pop_front().unwrap().came(bytes, now);
-                under_way.push_back(pace.begin(bytes, false, now));
+                under_way.push_back(estimator.begin(bytes, false, now));
             }
         }
         now
     }
 
-    fn mb_per_second(pace: &BandwidthEstimator) -> f64 {
-        (pace.speed().bytes_per_second / 1e6).round()
+    fn mb_per_second(estimator: &BandwidthEstimator) -> f64 {
+        (estimator.speed().bytes_per_second / 1e6).round()
     }
 
     #[test]
     fn a_pool_gives_what_came_of_all_requests_together() {
-        let pace = BandwidthEstimator::default();
-        assert_eq!(pace.speed(), UNMEASURED);
-        let now = requests(&pace, Instant::now(), [16, 1], MIB, ms(21));
-        assert_eq!(mb_per_second(&pace), 50.0);
-        let now = requests(&pace, now, [16, 16], MIB, ms(42));
-        assert!((300.0..450.0).contains(&mb_per_second(&pace)), "400 in bunches: {}", mb_per_second(&pace));
-        let now = requests(&pace, now, [16, 1], MIB, ms(84));
-        assert_eq!(mb_per_second(&pace), 12.0, "it is slower now");
-        assert_eq!(pace.speed().latency, UNMEASURED.latency, "nothing small came");
+        let estimator = BandwidthEstimator::default();
+        assert_eq!(estimator.speed(), UNMEASURED);
+        let now = requests(&estimator, Instant::now(), [16, 1], MIB, ms(21));
+        assert_eq!(mb_per_second(&estimator), 50.0);
+        let now = requests(&estimator, now, [16, 16], MIB, ms(42));
+        assert!((300.0..450.0).contains(&mb_per_second(&estimator)), "400 in bunches: {}", mb_per_second(&estimator));
+        let now = requests(&estimator, now, [16, 1], MIB, ms(84));
+        assert_eq!(mb_per_second(&estimator), 12.0, "it is slower now");
+        assert_eq!(estimator.speed().latency, UNMEASURED.latency, "nothing small came");
         // A dropped request is not in flight, and time without requests does not count.
-        drop(pace.begin(MIB, false, now));
+        drop(estimator.begin(MIB, false, now));
         let later = now + ms(3_600_000);
-        pace.begin(MIB, false, later).came(MIB, later + ms(84));
-        assert_eq!(mb_per_second(&pace), 12.0);
+        estimator.begin(MIB, false, later).came(MIB, later + ms(84));
+        assert_eq!(mb_per_second(&estimator), 12.0);
     }
 
     #[test]
     fn small_requests_measure_latency_and_not_bandwidth() {
-        let pace = BandwidthEstimator::default();
-        let now = requests(&pace, Instant::now(), [1, 1], 4096, ms(4));
-        assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 100.0));
-        let now = requests(&pace, now, [1, 1], 500_000, ms(10));
-        assert_eq!(mb_per_second(&pace), 100.0, "50, where the time until a first byte is nearly half");
-        requests(&pace, now, [8, 1], 500_000, ms(500));
-        assert_eq!((pace.speed().latency, mb_per_second(&pace)), (ms(4), 1.0), "a slow one");
+        let estimator = BandwidthEstimator::default();
+        let now = requests(&estimator, Instant::now(), [1, 1], 4096, ms(4));
+        assert_eq!((estimator.speed().latency, mb_per_second(&estimator)), (ms(4), 100.0));
+        let now = requests(&estimator, now, [1, 1], 500_000, ms(10));
+        assert_eq!(mb_per_second(&estimator), 100.0, "50, where the time until a first byte is nearly half");
+        requests(&estimator, now, [8, 1], 500_000, ms(500));
+        assert_eq!((estimator.speed().latency, mb_per_second(&estimator)), (ms(4), 1.0), "a slow one");
     }
 
     /// Models a line that lets a burst pass after a pause.
     #[test]
     fn the_first_measurement_weighs_no_more_than_the_next() {
-        let pace = BandwidthEstimator::default();
+        let estimator = BandwidthEstimator::default();
         let mut now = Instant::now();
         for mib_per_second in [400, 50, 50, 50, 50] {
-            let mut request = pace.begin(mib_per_second * MIB / 4, false, now);
+            let mut request = estimator.begin(mib_per_second * MIB / 4, false, now);
             now += ms(250);
             request.came(mib_per_second * MIB / 4, now);
         }
         let mean = (400.0 + 4.0 * 50.0) / 5.0;
-        assert_eq!(mb_per_second(&pace), (mean * MIB as f64 / 1e6_f64).round());
+        assert_eq!(mb_per_second(&estimator), (mean * MIB as f64 / 1e6_f64).round());
     }
 
     #[test]
     fn one_reader_of_a_pool_far_away_does_not_make_it_slow() {
-        let pace = BandwidthEstimator::default();
-        let now = requests(&pace, Instant::now(), [1, 1], MIB, ms(60));
-        assert_eq!(mb_per_second(&pace), 100.0, "50 ms until the first byte, for all that is known");
-        requests(&pace, now, [16, 1], MIB, ms(5));
-        assert!((205.0..215.0).contains(&mb_per_second(&pace)), "and more is given to more requests");
+        let estimator = BandwidthEstimator::default();
+        let now = requests(&estimator, Instant::now(), [1, 1], MIB, ms(60));
+        assert_eq!(mb_per_second(&estimator), 100.0, "50 ms until the first byte, for all that is known");
+        requests(&estimator, now, [16, 1], MIB, ms(5));
+        assert!((205.0..215.0).contains(&mb_per_second(&estimator)), "and more is given to more requests");
     }
 }

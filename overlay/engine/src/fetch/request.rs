@@ -142,7 +142,7 @@ impl Inner {
         let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
         let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
         let space = Some(self.reserve_for_fetch(node, first.range.end - first.range.start).await?);
-        let under_way = Some(self.pace.begin(range.end - range.start, streams, Instant::now()));
+        let under_way = Some(self.bandwidth.begin(range.end - range.start, streams, Instant::now()));
         let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
         let mut source = Source { stream, rest: Bytes::new(), under_way, kind: BytesFrom::Pool };

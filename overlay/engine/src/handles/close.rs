@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_backends::Result;
-use forebay_cache::{ContentId, Stamp, is_held};
+use forebay_backends::{ErrorKind, Result};
+use forebay_cache::{ContentId, Stamp, has_external_writers};
 
 use super::super::{Inner, Ino, Overlay, Txn, is_writable};
 use super::tell_unless_gone;
@@ -101,7 +101,7 @@ impl Inner {
                 return Ok(());
             }
             let content = self.content(node.ino, &mut state)?;
-            let held = !state.bypass.is_none() && is_held(&content.file);
+            let held = !state.bypass.is_none() && has_external_writers(&content.file);
             if !held && !self.end_bypass(node.ino, &mut state) {
                 // It is still immutable, and is settled once it is not.
                 return Ok(());
@@ -155,10 +155,14 @@ impl Inner {
                     self.writing.lock().remove(&ino);
                     continue;
                 }
-                let held = || state.content.as_ref().is_some_and(|content| is_held(&content.file));
+                let held = || state.content.as_ref().is_some_and(|content| has_external_writers(&content.file));
                 !state.opens.has_writer() && !held()
             };
-            if unmapped && let Err(error) = self.settle(&node).and_then(|()| self.drop_written_around(&node)) {
+            let settled =
+                if unmapped { self.settle(&node).and_then(|()| self.drop_written_around(&node)) } else { Ok(()) };
+            // Without room in the catalog, it is tried again.
+            if let Err(error) = settled.or_else(|error| if error.is(ErrorKind::NoSpace) { Ok(()) } else { Err(error) })
+            {
                 // A damaged file must not keep the other files from being counted and stopped.
                 self.writing.lock().remove(&ino);
                 tell_unless_gone(&node, &error, "after the last mapping");
@@ -183,7 +187,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         let Some(content) = state.content.clone() else { return Ok(false) };
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        if may_change(&state.opens) || is_held(&content.file) || Stamp::of(&content.file)? != stamp {
+        if may_change(&state.opens) || has_external_writers(&content.file) || Stamp::of(&content.file)? != stamp {
             return Ok(false);
         }
         if !txn.record(node.ino)?.in_pool() {
@@ -203,9 +207,8 @@ impl Inner {
             return Ok(true);
         }
         record.file = record.file.flushed()?;
-        let state = txn.state_at_once(node.ino)?;
-        state.dirty_content.forget_pool_copy();
-        self.end_bypass(node.ino, state);
+        self.end_bypass(node.ino, txn.state_at_once(node.ino)?);
+        txn.on_commit(node.ino, |state| state.dirty_content.forget_pool_copy())?;
         if self.catalog.glance_written_back(&content).is_err() || !self.store.is_used(ContentId(content.id)) {
             // The content did not reach the device, but the pool has it.
             txn.give_up(node.ino)?;

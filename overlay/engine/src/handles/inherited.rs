@@ -1,8 +1,9 @@
 //! Files that the kernel has held open since before this daemon started.
 
-use forebay_backends::{Result, Time};
+use forebay_backends::Result;
 
 use super::super::{Ino, Overlay, is_writable};
+use crate::set_id::UNKNOWN;
 
 impl Overlay {
     /// Declares files that the kernel has held open since before this daemon started. Each is about to be opened again.
@@ -23,8 +24,8 @@ impl Overlay {
         if is_writable(flags) {
             let node = self.inner.node(ino)?;
             let mut state = node.state.lock();
-            // It is not known whether the file was written before. No content has this size, so it counts as written.
-            let unknown = (state.record.mode & 0o6000 != 0).then(|| (u64::MAX, Time::default()));
+            // It is not known whether the file was written before.
+            let unknown = (state.record.mode & 0o6000 != 0).then_some(UNKNOWN);
             // The kernel never writes the content file of a spilled file.
             if !state.record.file.is_spilled() {
                 state.bypass.open();

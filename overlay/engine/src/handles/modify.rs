@@ -91,7 +91,7 @@ impl Inner {
             }
         }
         self.sync_many_replaced().await;
-        let content = self.spares.take()?;
+        let content = self.preallocated.take()?;
         let id = ContentId(content.id);
         let mut txn = Txn::begin(self);
         let old_bytes = txn.counted_bytes(node.ino)?;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Error, ErrorKind, Part, Piece, Pieces, Result, Side, Time};
-use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, is_held};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, has_external_writers};
 use forebay_catalog::{Spilled, SpilledRange};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
@@ -187,7 +187,7 @@ impl Inner {
                 && Stamp::of(&content.file)? == stamp;
             // A file with spilled ranges is changed only with the flush lock.
             let is_changing = !was_spilled && state.opens.is_changing();
-            if !same || is_changing || state.opens.may_pass_through() || is_held(&content.file) {
+            if !same || is_changing || state.opens.may_pass_through() || has_external_writers(&content.file) {
                 return Ok(Spill::Wasted);
             }
             // From now on, no writer of it can be stopped: the content file stays writable.

@@ -171,7 +171,7 @@ impl Inner {
         let mut record = self.new_record(&mut txn, parent, &new, defaults.as_deref())?;
         record.links.push((parent, name.into()));
         let opened = match new.kind {
-            FileKind::File => Some(self.spares.take()?),
+            FileKind::File => Some(self.preallocated.take()?),
             _ => None,
         };
         let content = opened.as_ref().map(|content| ContentId(content.id));

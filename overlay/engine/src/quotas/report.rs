@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_api::quotas::{QuotaKind, QuotaNumber, QuotaReport, QuotaUse, QuotaVerb};
-use forebay_backends::Result;
+use forebay_backends::{ErrorKind, Result};
 use forebay_catalog::Intent;
 use forebay_policy::QuotaSubject;
 use forebay_system::clock::unix_now;
@@ -175,7 +175,11 @@ impl Inner {
     }
 
     /// Returns the bytes of one file that each user has leased. `known`: users of owners that were looked up before.
-    pub(super) fn users_of(&self, leases: &HoldingLeases, known: &mut BTreeMap<String, Option<u32>>) -> BTreeMap<u32, u64> {
+    pub(super) fn users_of(
+        &self,
+        leases: &HoldingLeases,
+        known: &mut BTreeMap<String, Option<u32>>,
+    ) -> BTreeMap<u32, u64> {
         let mut users = BTreeMap::new();
         for (owner, bytes) in leases {
             let uid = *known.entry(owner.clone()).or_insert_with(|| self.user_of_owner(owner));

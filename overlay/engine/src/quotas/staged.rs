@@ -11,7 +11,12 @@ use crate::{Inner, Ino};
 
 /// The bytes that stages are about to lease, of users with a limit.
 #[derive(Debug, Default)]
-pub(crate) struct StagesUnderWay(Mutex<Stages>);
+pub(crate) struct StagesUnderWay {
+    /// Held during a check, so that stages that begin at the same time are checked one by one. It reads the catalog, and
+    /// may ask who a user is.
+    turn: Mutex<()>,
+    stages: Mutex<Stages>,
+}
 
 #[derive(Debug, Default)]
 struct Stages {
@@ -33,7 +38,7 @@ pub(crate) struct StageUnderWay {
 
 impl Drop for StageUnderWay {
     fn drop(&mut self) {
-        self.inner.stages.0.lock().under_way.remove(&self.number);
+        self.inner.stages.stages.lock().under_way.remove(&self.number);
     }
 }
 
@@ -62,13 +67,12 @@ impl Inner {
         let user = if policy.quotas.is_empty() { None } else { self.user_of_owner(owner) };
         let limit = user.and_then(|uid| Some((uid, policy.quotas.limits_of(QuotaSubject::User(uid)).staged_bytes?)));
         let Some((uid, limit)) = limit else { return Ok(AllowedFiles { files: files.len(), under_way: None }) };
-        // Held until the stage is counted, so that stages which begin at the same time are checked one by one.
-        let mut stages = self.stages.0.lock();
-        let mut has = self.staged_for(uid, &stages)?;
-        for (ino, _) in &files {
-            has.remove(ino);
+        let _turn = self.stages.turn.lock();
+        let mut staged = self.staged_for(uid)?;
+        for (ino, _) in &files[..declared] {
+            staged.remove(ino);
         }
-        let has = has.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let has = staged.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         let requested = files[..declared].iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
         let Some(mut left) = limit.saturating_sub(has).checked_sub(requested) else {
             let what = format!(
@@ -78,14 +82,16 @@ impl Inner {
             tracing::warn!("{what}");
             return Err(Error::new(ErrorKind::Quota, Side::Cache, what));
         };
-        let fits = |(_, bytes): &&(Ino, u64)| {
-            let less = left.checked_sub(*bytes);
+        let fits = |(ino, bytes): &&(Ino, u64)| {
+            let counted = staged.get(ino).copied().unwrap_or(0);
+            let less = left.checked_sub(bytes.saturating_sub(counted));
             left = less.unwrap_or(left);
             less.is_some()
         };
         let allowed = declared + files[declared..].iter().take_while(fits).count();
         files.truncate(allowed);
         let under_way = (!rehearses).then(|| {
+            let mut stages = self.stages.stages.lock();
             let number = stages.next;
             stages.next += 1;
             stages.under_way.insert(number, AllowedStage { uid, files });
@@ -95,16 +101,19 @@ impl Inner {
     }
 
     /// Returns the files that are staged for a user, or are about to be, with their bytes.
-    fn staged_for(&self, uid: u32, stages: &Stages) -> Result<HashMap<Ino, u64>> {
-        let (mut staged, mut users) = (HashMap::new(), BTreeMap::new());
-        for (ino, leases) in self.leases_that_hold()? {
-            staged.extend(self.users_of(&leases, &mut users).get(&uid).map(|bytes| (ino, *bytes)));
+    fn staged_for(&self, uid: u32) -> Result<HashMap<Ino, u64>> {
+        let mut staged: HashMap<Ino, u64> = HashMap::new();
+        let mut add = |ino, bytes: u64| {
+            let most = staged.entry(ino).or_default();
+            *most = bytes.max(*most);
+        };
+        // The stages first: one that ends meanwhile has leased its files.
+        for stage in self.stages.stages.lock().under_way.values().filter(|stage| stage.uid == uid) {
+            stage.files.iter().for_each(|(ino, bytes)| add(*ino, *bytes));
         }
-        for stage in stages.under_way.values().filter(|stage| stage.uid == uid) {
-            for (ino, bytes) in &stage.files {
-                let most = staged.entry(*ino).or_default();
-                *most = (*most).max(*bytes);
-            }
+        let mut users = BTreeMap::new();
+        for (ino, leases) in self.leases_that_hold()? {
+            self.users_of(&leases, &mut users).get(&uid).into_iter().for_each(|bytes| add(ino, *bytes));
         }
         Ok(staged)
     }

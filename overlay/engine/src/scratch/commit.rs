@@ -185,7 +185,7 @@ impl Inner {
         }
         self.check_entries(&entries, at)?;
         let mut plan = self.plan_onto(&entries, at, &onto)?;
-        detached.tree.adopt(&self.store, &mut entries)?;
+        detached.tree.move_into_store(&self.store, &mut entries)?;
         detached.tree.check_unchanged(&entries)?;
         self.sync_replacing(&entries, &plan)?;
         let mark = format!("{MARK}{number}");

@@ -1,4 +1,4 @@
-//! The files that users have open. An open takes no lock that opens of other files take.
+//! The files that users have open. There is no lock that every open takes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -53,15 +53,12 @@ impl OpenFiles {
     pub fn open(&self, user: u32, ino: Option<Ino>, max: impl Fn(OpenCounts) -> u64) -> Result<UserSlot, OpenCounts> {
         let account = self.account(user);
         let count = || {
-            // Counted first, so that callers at the same time do not pass the limit together.
-            let of_all = self.total.fetch_add(1, Ordering::AcqRel);
-            let of_user = account.files.fetch_add(1, Ordering::AcqRel);
-            let counts = OpenCounts { of_user, of_all };
-            if of_all < max(counts) {
-                return Ok(());
-            }
-            self.uncount(&account);
-            Err(counts)
+            let of_user = account.files.load(Ordering::Acquire);
+            let one_more = |of_all| (of_all < max(OpenCounts { of_user, of_all })).then_some(of_all + 1);
+            let counted = self.total.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
+            counted.map_err(|of_all| OpenCounts { of_user, of_all })?;
+            account.files.fetch_add(1, Ordering::AcqRel);
+            Ok(())
         };
         match ino.map(|ino| self.times.entry((user, ino))) {
             Some(Entry::Occupied(mut times)) => *times.get_mut() += 1,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::{Content, ContentId, CopyEnd, Stamp, StorageTier, is_held};
+use forebay_cache::{Content, ContentId, CopyEnd, Stamp, StorageTier, has_external_writers};
 use forebay_system::clock::unix_now;
 
 use crate::handles::{failed, set_mtime};
@@ -113,7 +113,7 @@ impl Inner {
         let passes = self.may_pass_through(ContentId(content.id));
         passes && {
             self.release_content(node.ino);
-            is_held(&content.file)
+            has_external_writers(&content.file)
         }
     }
 
@@ -147,7 +147,7 @@ impl Inner {
             return Ok(MoveEnd::Stays);
         }
         let stamp = Stamp::of(&content.file)?;
-        let copy = self.spares.take_on(to)?;
+        let copy = self.preallocated.take_on(to)?;
         let new = ContentId(copy.id);
         let goes_on = || {
             let may = node.state.try_lock().is_none_or(|state| self.movable(node, &state, reason) == Some(id));

@@ -46,7 +46,7 @@ impl Inner {
             let (inner, node) = (self.clone(), node.clone());
             let left = blocking(move || {
                 let stamp = Stamp::of(&content.file)?;
-                let copy = inner.spares.take()?;
+                let copy = inner.preallocated.take()?;
                 let copy_id = ContentId(copy.id);
                 inner.store.copy_content(id, &copy.file, || true)?;
                 // The content may be the only copy.

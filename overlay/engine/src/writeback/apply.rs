@@ -332,10 +332,13 @@ impl Inner {
         for (parent, name) in txn.record(ino)?.links.clone() {
             txn.show(parent, &name, None)?;
             txn.unlink(ino, parent, &name)?;
-            self.report_conflict(format!(
-                "{}: removed in the pool, but renamed or linked here before its content was",
-                name.escape_ascii()
-            ));
+            let inner = txn.inner();
+            txn.on_commit(ino, move |_| {
+                inner.report_conflict(format!(
+                    "{}: removed in the pool, but renamed or linked here before its content was",
+                    name.escape_ascii()
+                ));
+            })?;
         }
         Ok(())
     }

@@ -48,7 +48,7 @@ fn undone_after(steps: usize, path: &str) {
         let mut entries = tree.read(numbers()).unwrap();
         if steps > 1 {
             // A file that has another name outside of `a/b` is refused.
-            assert_eq!(tree.adopt(&store, &mut entries).is_ok(), path != "a/b");
+            assert_eq!(tree.move_into_store(&store, &mut entries).is_ok(), path != "a/b");
             tree.check_unchanged(&entries).unwrap();
         }
     }
@@ -72,7 +72,7 @@ fn what_has_a_record_is_not_moved_back() {
     let (_root, store, dir) = store();
     let tree = store.detach(0, "j", b"a", 7).unwrap();
     let mut entries = tree.read(numbers()).unwrap();
-    tree.adopt(&store, &mut entries).unwrap();
+    tree.move_into_store(&store, &mut entries).unwrap();
     tree.undo(&store, |_| Ok(true)).unwrap();
     let mut kept = 0;
     store
@@ -112,7 +112,7 @@ fn no_link_leads_out_of_the_directory() {
     fs::rename(inside.join("a/b"), inside.join("a/c")).unwrap();
     std::os::unix::fs::symlink(&outside, inside.join("a/b")).unwrap();
     fs::write(outside.join("g"), "not ours").unwrap();
-    assert!(tree.adopt(&store, &mut entries).unwrap_err().is(ErrorKind::Busy));
+    assert!(tree.move_into_store(&store, &mut entries).unwrap_err().is(ErrorKind::Busy));
     tree.undo(&store, |_| Ok(false)).unwrap();
     assert_eq!(fs::read(outside.join("g")).unwrap(), b"not ours");
     assert_eq!(fs::read(dir.join("a/c/g")).unwrap(), b"a/b/g");
@@ -131,7 +131,7 @@ fn a_file_that_was_replaced_meanwhile_is_moved_back_as_it_is() {
     let mut entries = tree.read(numbers()).unwrap();
     fs::remove_file(inside.join("b/g")).unwrap();
     std::os::unix::fs::symlink(&victim, inside.join("b/g")).unwrap();
-    assert!(tree.adopt(&store, &mut entries).unwrap_err().is(ErrorKind::Busy));
+    assert!(tree.move_into_store(&store, &mut entries).unwrap_err().is(ErrorKind::Busy));
     tree.undo(&store, |_| Ok(false)).unwrap();
     assert_eq!(fs::metadata(&victim).unwrap().mode() & 0o7777, 0o600, "root follows no link");
     assert_eq!(fs::read_link(dir.join("a/b/g")).unwrap(), victim);
@@ -144,7 +144,7 @@ fn files_of_a_directory_that_was_renamed_meanwhile_come_back() {
     let tree = store.detach(0, "j", b"a", 7).unwrap();
     let inside = root.path().join("fast/commits/7/tree");
     let mut entries = tree.read(numbers()).unwrap();
-    tree.adopt(&store, &mut entries).unwrap();
+    tree.move_into_store(&store, &mut entries).unwrap();
     fs::rename(inside.join("b"), inside.join("final")).unwrap();
     tree.undo(&store, |_| Ok(false)).unwrap();
     let all = seen(&dir);
@@ -159,7 +159,7 @@ fn what_appears_in_the_tree_is_not_removed_with_it() {
     let tree = store.detach(0, "j", b"a", 7).unwrap();
     let inside = root.path().join("fast/commits/7/tree");
     let mut entries = tree.read(numbers()).unwrap();
-    tree.adopt(&store, &mut entries).unwrap();
+    tree.move_into_store(&store, &mut entries).unwrap();
     tree.check_unchanged(&entries).unwrap();
     fs::write(inside.join("b/late"), "late").unwrap();
     assert!(tree.check_unchanged(&entries).unwrap_err().is(ErrorKind::Busy));
