@@ -4,7 +4,8 @@
 use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
-use forebay_backends::{ErrorKind, Pool, RenameMode, Result, Time};
+use forebay_backends::decorators::FaultMoment;
+use forebay_backends::{ErrorKind, Result, Time};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 
@@ -98,12 +99,13 @@ async fn an_open_file_goes_on_if_its_removal_by_another_client_was_not_recorded_
     let overlay = Overlay::open(Options { policy: Policy::parse(policy).unwrap(), ..fixture.options() }).await.unwrap();
     let ino = find(&overlay, "a").await;
     overlay.open_file(ino, RDWR).await.unwrap();
-    let (here, away) = (pool_path("a"), pool_path("away"));
-    fixture.memory.rename(&here, &away, RenameMode::Replace).await.unwrap();
+    // The pool says for a moment that it does not have the file.
+    fixture.fault.set_error(ErrorKind::NotFound);
+    fixture.fault.crash_at(1, FaultMoment::Before);
     fixture.catalog_faults.fail_all();
-    assert!(refused(overlay.resolve(&here).await).is(ErrorKind::NoSpace));
+    assert!(refused(overlay.resolve(&pool_path("a")).await).is(ErrorKind::NoSpace));
     fixture.catalog_faults.fail_write(0);
-    fixture.memory.rename(&away, &here, RenameMode::Replace).await.unwrap();
+    fixture.fault.heal();
     assert_eq!(find(&overlay, "a").await, ino);
     assert_eq!(overlay.read(ino, 0, 10).await.unwrap(), Bytes::from_static(b"0123456789"));
     overlay.write(ino, 0, Bytes::from_static(b"new")).await.unwrap();
