@@ -1,5 +1,7 @@
 //! Requests of operators to the engine, and the replies, as the control socket carries them.
 
+use std::fmt;
+
 use forebay_backends::WorkProgress;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
@@ -105,8 +107,10 @@ pub struct Status {
     pub pid: u32,
     pub mountpoint: Option<String>,
     pub pool: String,
-    /// `up`, or `down: ` and the reason.
-    pub pool_state: String,
+    pub pool_state: PoolState,
+    /// The reason why the pool is down.
+    #[serde(default)]
+    pub pool_failure: Option<String>,
     /// Slow operations that are currently running in the pool.
     #[serde(default)]
     pub under_way: Vec<WorkProgress>,
@@ -146,12 +150,78 @@ pub struct Status {
     pub counters: Counters,
 }
 
+/// Whether the pool answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PoolState {
+    Up,
+    Down,
+}
+
+impl PoolState {
+    /// Returns the name in the JSON output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+        }
+    }
+}
+
+impl fmt::Display for PoolState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The state of a device of the fast pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceState {
+    Healthy,
+    /// It failed a short while ago: nothing new is placed on it.
+    Suspect,
+    /// It failed often: clean content on it is not used.
+    Bypassed,
+    /// Its file system does not answer.
+    Bad,
+}
+
+impl DeviceState {
+    pub const ALL: [Self; 4] = [Self::Healthy, Self::Suspect, Self::Bypassed, Self::Bad];
+
+    /// Returns the name in the JSON output and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Suspect => "suspect",
+            Self::Bypassed => "bypassed",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+impl fmt::Display for DeviceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DeviceStatus {
     pub path: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
-    pub state: String,
+    pub state: DeviceState,
+    /// It holds the catalog, so it is never bypassed.
+    #[serde(default)]
+    pub holds_catalog: bool,
+    /// It is bypassed, and the last probe of it worked.
+    #[serde(default)]
+    pub probe_worked: bool,
+    /// The error of its file system, if it is bad.
+    #[serde(default)]
+    pub failure: Option<String>,
     /// The name of its tier, if there are several.
     #[serde(default)]
     pub tier: Option<String>,
@@ -362,4 +432,19 @@ pub struct FsckReport {
     /// What a repair of a damaged catalog kept, and where.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_have_one_name() {
+        for state in DeviceState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+        for state in [PoolState::Up, PoolState::Down] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+    }
 }

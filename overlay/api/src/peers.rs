@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+pub use forebay_cluster::{MemberSource, PassOver, Placement};
 use serde::{Deserialize, Serialize};
 
 /// The cluster as one node sees it.
@@ -11,7 +12,7 @@ pub struct PeersStatus {
     pub node: String,
     /// Where it answers other nodes.
     pub listen: SocketAddr,
-    pub placement: String,
+    pub placement: Placement,
     /// All members, this node among them.
     pub members: Vec<PeerMember>,
     /// Bytes that came from other nodes since the start.
@@ -19,7 +20,7 @@ pub struct PeersStatus {
     /// Bytes that this node gave to others since the start.
     pub given_bytes: u64,
     /// How often a member was passed over since the start, by reason.
-    pub passed_over: Vec<(String, u64)>,
+    pub passed_over: Vec<(PassOver, u64)>,
 }
 
 /// One member of a cluster.
@@ -29,15 +30,15 @@ pub struct PeerMember {
     pub address: String,
     /// It is there for other nodes.
     pub is_cache: bool,
-    /// What says that it is a member: `static`, `etcd`.
-    pub sources: Vec<String>,
+    /// What says that it is a member.
+    pub sources: Vec<MemberSource>,
     pub state: PeerState,
     /// The share of all content that it reads from the pool for all, 0 to 1.
     pub share: f64,
     pub read_bytes: u64,
     pub given_bytes: u64,
-    pub passed_over: Vec<(String, u64)>,
-    pub last_passed_over: Option<String>,
+    pub passed_over: Vec<(PassOver, u64)>,
+    pub last_passed_over: Option<PassOver>,
     /// It has asked with another list of members.
     pub sees_other_members: bool,
 }

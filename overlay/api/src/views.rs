@@ -1,5 +1,7 @@
 //! Views: trees of staged files that programs read without the daemon.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::operator::TypedPath;
@@ -60,6 +62,28 @@ pub struct ViewRequest {
     pub for_job: bool,
 }
 
+/// What became of a path since a view of it was laid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ViewChange {
+    /// It has other content, or is of another kind.
+    Changed,
+    /// The view does not show it.
+    Added,
+    /// The mount does not show it any more.
+    Removed,
+}
+
+impl fmt::Display for ViewChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Changed => "changed",
+            Self::Added => "added",
+            Self::Removed => "removed",
+        })
+    }
+}
+
 /// How the mount differs from a view by now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewChanges {
@@ -69,8 +93,8 @@ pub struct ViewChanges {
     pub added: u64,
     /// What the mount does not show any more.
     pub removed: u64,
-    /// Some of these paths, relative to the mount, each behind `changed`, `added` or `removed`.
-    pub named: Vec<(String, TypedPath)>,
+    /// Some of these paths, relative to the mount.
+    pub named: Vec<(ViewChange, TypedPath)>,
 }
 
 /// What is to be done with views.
