@@ -43,9 +43,12 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     for mountpoint in unknown {
         // It may be a working mount of another user, so this is no failure.
         let place = mountpoint.display();
-        output.note(format!(
-            "{place}  a mount of another user, or of a daemon that is gone: forebay umount --lazy {place}"
-        ));
+        output.note(match registry::other_program(&mountpoint) {
+            Some(version) => format!("{place}  a mount of forebay {version}: run this command with that version"),
+            None => {
+                format!("{place}  a mount of another user, or of a daemon that is gone: forebay umount --lazy {place}")
+            }
+        });
     }
     Ok(exit)
 }
@@ -53,6 +56,7 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
 fn as_json(entry: &RegisteredMount, status: &Result<Status, Failure>, output: &Output) {
     output.json(&serde_json::json!({
         "mountpoint": entry.mountpoint(),
+        "socket": entry.runtime.socket(),
         "state": entry.state,
         "supervisor_alive": entry.supervisor_alive(),
         "worker_alive": entry.worker_alive(),

@@ -13,6 +13,7 @@ use crate::jobs::ObserverStatus;
 pub type TypedPath = String;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StageRequest {
     /// Files, directories (with everything below them) and globs.
     pub paths: Vec<TypedPath>,
@@ -36,6 +37,7 @@ pub struct StageRequest {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FlushRequest {
     /// Empty: everything.
     pub paths: Vec<TypedPath>,
@@ -45,6 +47,7 @@ pub struct FlushRequest {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EvictRequest {
     pub paths: Vec<TypedPath>,
     /// End the leases of the named files, whoever their owners are.
@@ -53,6 +56,7 @@ pub struct EvictRequest {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReleaseRequest {
     /// Empty: everything.
     pub paths: Vec<TypedPath>,
@@ -66,6 +70,7 @@ pub struct ReleaseRequest {
 
 /// The progress of an operation. The last is always `Done`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Progress {
     Planned {
         files: u64,
@@ -88,6 +93,7 @@ pub enum Progress {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary {
     pub files: u64,
     pub bytes: u64,
@@ -102,8 +108,12 @@ pub struct Summary {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Status {
     pub version: String,
+    /// The version of the requests and replies (`protocol.rs`).
+    #[serde(default)]
+    pub api: u32,
     pub pid: u32,
     pub mountpoint: Option<String>,
     pub pool: String,
@@ -152,6 +162,7 @@ pub struct Status {
 
 /// Whether the pool answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PoolState {
     Up,
@@ -176,6 +187,7 @@ impl fmt::Display for PoolState {
 
 /// The state of a device of the fast pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceState {
     Healthy,
@@ -208,6 +220,7 @@ impl fmt::Display for DeviceState {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeviceStatus {
     pub path: String,
     pub total_bytes: u64,
@@ -235,6 +248,7 @@ pub struct DeviceStatus {
 
 /// A tier of the fast pool.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TierStatus {
     pub name: String,
     /// It is empty after a reboot.
@@ -248,6 +262,7 @@ pub struct TierStatus {
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counters {
     pub pool_read_bytes: u64,
     /// Bytes that other nodes gave instead of the pool.
@@ -287,6 +302,7 @@ pub struct Counters {
 /// Reads that the daemon answered, by the place from which their bytes came. Reads that the kernel answers, from its
 /// page cache or by passthrough, are not among them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReadSources {
     /// The bytes were on the fast pool.
     pub fast: ServedReads,
@@ -298,6 +314,7 @@ pub struct ReadSources {
 
 /// Reads and their bytes since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServedReads {
     pub reads: u64,
     pub bytes: u64,
@@ -305,6 +322,7 @@ pub struct ServedReads {
 
 /// Evictions since the start, by their reasons.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evictions {
     /// Other content needed the space.
     pub space: Evicted,
@@ -320,6 +338,7 @@ pub struct Evictions {
 
 /// Evicted files, and the bytes that they occupied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evicted {
     pub files: u64,
     pub bytes: u64,
@@ -327,6 +346,7 @@ pub struct Evicted {
 
 /// A difference between the mount and the pool at a path, in ascending order of importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Difference {
     /// Times of a directory, which change when something is flushed into it.
@@ -352,6 +372,7 @@ impl Difference {
 
 /// The kind of a listed object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ObjectKind {
     File,
@@ -363,6 +384,7 @@ pub enum ObjectKind {
 
 /// How much of an object is on the fast pool; for a directory, how many of its names are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ContentState {
     Absent,
@@ -386,6 +408,7 @@ impl ContentState {
 
 /// One refresh of a client that polls.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Overview {
     /// Its counts of dirty and leased files are those of the last count.
     pub status: Status,
@@ -394,6 +417,7 @@ pub struct Overview {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DirtyFile {
     pub path: String,
     pub bytes: u64,
@@ -406,6 +430,7 @@ pub struct DirtyFile {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListedPath {
     pub path: String,
     pub kind: ObjectKind,
@@ -423,6 +448,7 @@ pub struct ListedPath {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FsckReport {
     pub checked_files: u64,
     pub checked_bytes: u64,

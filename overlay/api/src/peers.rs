@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The cluster as one node sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeersStatus {
     /// The identity of this node.
     pub node: String,
@@ -25,6 +26,7 @@ pub struct PeersStatus {
 
 /// One member of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeerMember {
     pub node: String,
     pub address: String,
@@ -45,6 +47,7 @@ pub struct PeerMember {
 
 /// What a node thinks of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerState {
     This,

@@ -8,6 +8,7 @@ use crate::operator::TypedPath;
 
 /// How far a view is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ViewPhase {
     /// Its files are being staged, or its tree is being laid.
@@ -20,6 +21,7 @@ pub enum ViewPhase {
 
 /// A view.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct View {
     /// `view-N`: also the owner of the leases on its files.
     pub id: String,
@@ -50,6 +52,7 @@ pub struct View {
 
 /// What a view is begun with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ViewRequest {
     /// A file or a directory, relative to the mount.
     pub path: TypedPath,
@@ -64,6 +67,7 @@ pub struct ViewRequest {
 
 /// What became of a path since a view of it was laid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ViewChange {
     /// It has other content, or is of another kind.
@@ -86,6 +90,7 @@ impl fmt::Display for ViewChange {
 
 /// How the mount differs from a view by now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ViewChanges {
     /// Files with other content, or what became something of another kind.
     pub changed: u64,
@@ -99,6 +104,7 @@ pub struct ViewChanges {
 
 /// What is to be done with views.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "view", rename_all = "snake_case")]
 pub enum ViewVerb {
     /// Begins a view. Its files are staged next, with leases in its name.

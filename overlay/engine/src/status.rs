@@ -8,6 +8,7 @@ use forebay_api::operator::{
     ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, PoolState, ReadSources,
     ServedReads, Status,
 };
+use forebay_api::protocol::API_VERSION;
 use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_catalog::{FileState, Intent, ListingState};
 use forebay_system::clock::unix_now;
@@ -212,6 +213,7 @@ impl Inner {
         let pool_failure = self.health.why_down();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
+            api: API_VERSION,
             pid: std::process::id(),
             mountpoint,
             pool: self.pool.url(),
