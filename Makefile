@@ -44,7 +44,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-policy lint deny advisories nightly mutants deps man install clean
+.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-policy lint deny advisories nightly mutants deps man schema install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -58,6 +58,7 @@ help:
 	@echo "make nightly the long randomised runs"
 	@echo "make mutants which changes of the code no unit test notices (MUTANTS=\"-p CRATE -f FILE\")"
 	@echo "make man     manual pages and completions, from the command line's description"
+	@echo "make schema  docs/api.schema.json, from the types of the control socket"
 	@echo "make install to \$$(DESTDIR)\$$(PREFIX)"
 
 deps:
@@ -245,6 +246,10 @@ $(TOOLS)/cargo-deny $(TOOLS)/cargo-mutants:
 man: build
 	@$(FOREBAY_BIN) man packaging/man
 	@$(FOREBAY_BIN) completions bash > packaging/completions/forebay.bash
+
+schema:
+	@packaging/deps build
+	@FOREBAY_BLESS=1 $(BUILD_LIMIT) $(CARGO) test --release --quiet --workspace --test schema
 
 install: build
 	install -D -s -m 755 $(FOREBAY_BIN) $(DESTDIR)$(PREFIX)/bin/forebay

@@ -21,6 +21,7 @@ pub struct LatencyHistogram {
 
 /// The counts of a [`LatencyHistogram`] at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LatencySnapshot {
     /// The number of latencies in each bucket, without those in lower buckets. The last bucket has no upper bound.
     pub buckets: [u64; BUCKETS],

@@ -9,7 +9,6 @@ mod access;
 mod api;
 mod attach;
 mod attributes;
-pub(crate) mod moves;
 mod parts;
 mod probe;
 mod rename;
@@ -23,6 +22,7 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use crate::store::conditions::Heeded;
 use crate::store::{self, Bucket, StoreCall, StoredObject, client, keys, metadata, requests};
 use crate::{
     Attrs, Capabilities, ConditionalPut, Content, ErrorKind, Expected, FileKind, Listing, ListingSupport, Objects,
@@ -32,12 +32,11 @@ use crate::{
 
 pub use crate::store::{Environment, environment};
 pub use attach::check;
-pub(crate) use probe::Conditional;
 
 use api::Condition;
 use client::StoreRefusal;
 use metadata::{Meta, Object};
-use probe::{Heeded, TargetCondition};
+use probe::TargetCondition;
 
 /// A bucket, or the part of one that begins with a prefix.
 pub struct S3Pool {

@@ -9,11 +9,13 @@ pub(crate) mod attach;
 mod azure;
 mod bounds;
 pub(crate) mod client;
+pub(crate) mod conditions;
 pub(crate) mod dialect;
 mod google;
 pub(crate) mod keys;
 pub(crate) mod listing;
 pub(crate) mod metadata;
+pub(crate) mod moves;
 mod read_only;
 mod reading;
 pub(crate) mod requests;
@@ -26,17 +28,17 @@ use std::time::{Duration, Instant};
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::s3::Conditional;
-use crate::s3::moves::Moves;
 use crate::{Error, ErrorKind, FileKind, Listing, PoolPath, Result, Side, Space, Stat, Version};
 
 pub use attach::{Environment, environment, no_http_client};
 pub use read_only::{StorePool, check};
 
 use client::{Client, StoreRefusal};
+use conditions::Conditional;
 use keys::ObjectPlace;
 use listing::Remembered;
 use metadata::{Defaults, Object, implied_directory};
+use moves::Moves;
 use web::Web;
 
 /// Directories that are known to exist.

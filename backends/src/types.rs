@@ -411,6 +411,7 @@ impl Capabilities {
 
 /// The progress of work that takes many requests, for people who wait for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkProgress {
     /// The operation, and the unit of its steps.
     pub what: String,

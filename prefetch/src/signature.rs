@@ -27,6 +27,7 @@ pub(crate) const WORD_BYTES_MAX: usize = 1024;
 
 /// How a job was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Invocation {
     /// The user id.
     pub user: u32,
@@ -78,6 +79,7 @@ impl Invocation {
 /// The identity of a job: user, account, program, script and the shape of the arguments, as readable text: `1000 -
 /// python3 train.py --epochs=# data/part-#`. At most [`SIGNATURE_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Signature(String);
 

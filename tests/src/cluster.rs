@@ -78,5 +78,5 @@ pub fn peers(mount: &Mount) -> PeersStatus {
 /// Returns how often members were passed over for a reason.
 #[track_caller]
 pub fn passed_over(mount: &Mount, why: &str) -> u64 {
-    peers(mount).passed_over.iter().filter(|(name, _)| name == why).map(|(_, count)| count).sum()
+    peers(mount).passed_over.iter().filter(|(name, _)| name.as_str() == why).map(|(_, count)| count).sum()
 }

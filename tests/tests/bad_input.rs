@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use forebay_api::operator::PoolState;
 use forebay_tests::mount::{Mount, Options, Place, attempt, attempt_with, content};
 use forebay_tests::process::{forebay, run, sh, spawn, wait, wait_until};
 
@@ -221,11 +222,11 @@ fn a_pool_that_hangs_under_load_costs_errors_and_no_bytes() {
     load(&mount, || frozen = Some(Frozen::new(&pool)));
     // A frozen file system answers what it is asked, and only what changes it hangs. So between two attempts of the
     // write-back, the pool may count as up for a moment.
-    wait_until("the pool counts as down", || mount.status().pool_state.starts_with("down: "));
+    wait_until("the pool counts as down", || mount.status().pool_state == PoolState::Down);
     drop(frozen);
     let begun = Instant::now();
-    while !mount.status().pool_state.starts_with("up") {
-        assert!(begun.elapsed() < SHELL, "the pool is back, and stays: {}", mount.status().pool_state);
+    while mount.status().pool_state == PoolState::Down {
+        assert!(begun.elapsed() < SHELL, "the pool is back, and stays down: {:?}", mount.status().pool_failure);
         std::thread::sleep(Duration::from_millis(100));
     }
     mount.flush();

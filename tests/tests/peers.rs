@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use forebay_api::peers::PeerState;
+use forebay_api::peers::{MemberSource, PassOver, PeerState};
 use forebay_tests::cache_node::Node;
 use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, node_with, nodes, passed_over, peers, peers_file};
 use forebay_tests::http;
@@ -183,7 +183,7 @@ fn programs_see_nothing_of_nodes_that_are_killed() {
     let gone = status.members.iter().find(|member| member.node == members[2].name).unwrap();
     println!("{status:?}");
     assert!(passed_over(&reader, "gone") > 0, "{status:?}");
-    assert!(gone.passed_over.iter().any(|(why, _)| why == "gone"), "{gone:?}");
+    assert!(gone.passed_over.iter().any(|(why, _)| *why == PassOver::Gone), "{gone:?}");
 }
 
 /// A mount and a cache node of one pool.
@@ -235,7 +235,7 @@ fn reads_go_on_without_nodes_and_without_etcd_and_across_pulled_cables() {
         .collect();
     let members = |mount: &Mount| peers(mount).members.len();
     wait_until("all know each other", || mounts.iter().all(|mount| members(mount) == NODES));
-    assert!(peers(&mounts[0]).members.iter().all(|member| member.sources.contains(&"etcd".to_owned())));
+    assert!(peers(&mounts[0]).members.iter().all(|member| member.sources.contains(&MemberSource::Etcd)));
     let read_everywhere = |mounts: &[&Mount]| {
         thread::scope(|scope| {
             for mount in mounts {

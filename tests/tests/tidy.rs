@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ("overlay/cluster", &[]),
     ("overlay/system", &["backends"]),
     ("overlay/policy", &["backends", "prefetch"]),
-    ("overlay/api", &["backends", "prefetch", "system"]),
+    ("overlay/api", &["backends", "cluster", "prefetch", "system"]),
     ("overlay/slurm", &["api", "prefetch"]),
     ("overlay/cache", &["backends", "system"]),
     ("overlay/catalog", &["api", "backends", "cache", "prefetch", "system"]),

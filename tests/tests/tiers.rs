@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_api::operator::{Status, TierStatus};
+use forebay_api::operator::{DeviceState, Status, TierStatus};
 use forebay_tests::disk::Disk;
 use forebay_tests::mount::{Mount, Options, Place, alone, attempt, content};
 
@@ -241,13 +241,15 @@ fn a_device_that_fails_is_bypassed_until_it_works_again() {
     disk.fail();
     // A program holds a file open, so the device is looked at.
     let open = File::open(mount.path(name(5))).unwrap();
-    wait_until(&mount, "it is bypassed", |status| status.fast.iter().any(|device| device.state == "bypassed"));
+    wait_until(&mount, "it is bypassed", |status| {
+        status.fast.iter().any(|device| device.state == DeviceState::Bypassed)
+    });
     let read = mount.status().counters.pool_read_bytes;
     (0..5).for_each(|number| is_right(&mount, number));
     assert!(mount.status().counters.pool_read_bytes - read >= 5 * LEN as u64);
     let status = mount.status();
     let failing = status.fast.iter().find(|device| device.tier.as_deref() == Some("nvme")).unwrap();
-    assert!(failing.errors >= 3 && status.fast[0].state == "healthy", "{status:?}");
+    assert!(failing.errors >= 3 && status.fast[0].state == DeviceState::Healthy, "{status:?}");
     assert!(failing.last_error.is_some(), "{status:?}");
     assert!(status.flush_errors.iter().any(|error| error.contains("kept") && error.contains("bypassed")), "{status:?}");
     let dirty = mount.forebay(["dirty"], &[&mount.place.mnt()]).ok().out;
@@ -262,7 +264,9 @@ fn a_device_that_fails_is_bypassed_until_it_works_again() {
     drop((file, open));
     mount.forebay(["flush", "--wait"], &[&mount.path("meanwhile")]).ok();
     disk.mend();
-    wait_until(&mount, "it is used again", |status| status.fast.iter().all(|device| device.state == "healthy"));
+    wait_until(&mount, "it is used again", |status| {
+        status.fast.iter().all(|device| device.state == DeviceState::Healthy)
+    });
     mount.flush();
     assert!(fs::read(mount.pool("kept")).unwrap() == content(100, LEN));
     assert!(fs::read(mount.pool("meanwhile")).unwrap() == content(200, LEN));

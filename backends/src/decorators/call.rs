@@ -9,6 +9,7 @@ use crate::{Content, DirEntry, Layout, Listing, Piece, PoolPath, SentPart, Space
 
 /// The calls of a pool, and the kinds of steps within a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CallKind {
     Stat,

@@ -26,6 +26,7 @@ pub type Metrics = Decorated<CallCounters>;
 
 /// The counts of one kind of call since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CallStats {
     /// Calls that were answered, with an error or without.
     pub count: u64,
@@ -62,6 +63,7 @@ pub struct SlowCall {
 
 /// All counts at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MetricsSnapshot {
     /// Kinds without calls are left out.
     pub calls: BTreeMap<CallKind, CallStats>,

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::store::conditions::{Conditional, Heeded};
 use crate::{ErrorKind, RESERVED_PREFIX};
 
 use super::api::{ChecksumOf, Condition};
@@ -10,27 +11,6 @@ use super::metadata::{Meta, Object};
 
 /// An ETag that no content has.
 const NOBODYS_ETAG: &str = "\"00000000000000000000000000000000\"";
-
-/// The conditions that the server honours for one kind of request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Heeded {
-    /// `If-None-Match: *`
-    pub(super) absent: bool,
-    /// `If-Match`: refused with another ETag, accepted with the right one.
-    pub(super) etag: bool,
-}
-
-/// The conditions that the server honours.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Conditional {
-    pub(super) put: Heeded,
-    /// For the completion of an upload in parts.
-    pub(super) complete: Heeded,
-    /// For a copy's target.
-    pub(super) copy: Heeded,
-    /// For a removal: `absent` is never set.
-    pub(super) delete: Heeded,
-}
 
 /// The condition on a target. If the server does not honour it, the pool has checked it in advance.
 #[derive(Debug, Clone, Copy)]
@@ -50,14 +30,6 @@ impl<'a> TargetCondition<'a> {
             Self::Same(object) => Condition::Seen(Some(object)),
             Self::Anything => Condition::None,
         }
-    }
-}
-
-impl Conditional {
-    /// Whether the server honours all conditions that a put needs.
-    pub(super) fn all(&self) -> bool {
-        let all = Heeded { absent: true, etag: true };
-        self.put == all && self.complete == all
     }
 }
 

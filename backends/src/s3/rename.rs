@@ -17,13 +17,13 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use serde::{Deserialize, Serialize};
 
+use crate::store::moves::ShownMove;
 use crate::unfinished::is_alive;
 use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
 
 use super::api::Condition;
 use super::client::StoreRefusal;
 use super::metadata::{Meta, Object};
-use super::moves::ShownMove;
 use super::probe::TargetCondition;
 use super::requests::ListedObject;
 use super::{Bucket, StoreCall, StoredObject, upload};

@@ -8,13 +8,14 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use crate::pieces::PieceOrder;
+use crate::store::conditions::Conditional;
 use crate::{Attrs, Error, ErrorKind, Expected, FileKind, Part, Piece, Pieces, Result, Stat, Time};
 
 use super::api::{ChecksumOf, Condition, UploadedPart};
 use super::client::{Client, StoreRefusal};
 use super::metadata::{Meta, Object};
 use super::parts::{Cut, refused_copy};
-use super::probe::{Conditional, TargetCondition};
+use super::probe::TargetCondition;
 use super::{Bucket, StoreCall, StoredObject};
 
 /// Content up to this size is sent in one request.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_api::peers::{PeerMember, PeerState, PeersStatus};
+use forebay_api::peers::{PassOver, PeerMember, PeerState, PeersStatus};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::{Failure, client};
 
@@ -31,7 +31,7 @@ fn tell(peers: &PeersStatus, output: &Output) {
         peers.node,
         counted(peers.members.len() as u64, "node"),
         peers.listen,
-        peers.placement,
+        peers.placement.as_str(),
         bytes(peers.read_bytes),
         bytes(peers.given_bytes),
     ));
@@ -55,7 +55,7 @@ fn row(member: &PeerMember) -> Vec<String> {
     vec![
         format!("{}{role}", member.node),
         member.address.clone(),
-        member.sources.join(", "),
+        member.sources.iter().map(|source| source.as_str()).collect::<Vec<_>>().join(", "),
         state.to_owned(),
         format!("{:.1} %", member.share * 100.0),
         bytes(member.read_bytes),
@@ -64,7 +64,7 @@ fn row(member: &PeerMember) -> Vec<String> {
     ]
 }
 
-fn reasons(counts: &[(String, u64)]) -> String {
+fn reasons(counts: &[(PassOver, u64)]) -> String {
     let told: Vec<String> = counts.iter().map(|(why, count)| format!("{why} {count}")).collect();
     if told.is_empty() { "-".to_owned() } else { told.join(", ") }
 }

@@ -36,7 +36,7 @@ fn check(file: &Path, output: &Output) -> Result<Exit, Failure> {
 
 fn diff(old: &Path, new: &Path, output: &Output) -> Result<Exit, Failure> {
     let policy = |file| policy_files::compile(&policy_files::read(file)?, "");
-    let differences = policy(old)?.differences(&policy(new)?);
+    let differences: Vec<String> = policy(old)?.differences(&policy(new)?).iter().map(ToString::to_string).collect();
     match output.json {
         true => output.json(&serde_json::json!({ "differences": differences })),
         false => differences.iter().for_each(|line| output.line(shown(line))),

@@ -4,6 +4,7 @@ mod burst_buffer;
 mod persistent;
 mod staging;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,9 +32,6 @@ use crate::values::shown;
 const ANSWER: Duration = Duration::from_secs(2);
 /// How long a daemon that has not finished in time may take to show that it lives.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
-
-/// What the note about a view that a job does not get begins with: the job runs all the same.
-const NO_VIEW: &str = "no view: ";
 
 /// Nodes that read the same begin within this time, and not all at once.
 const JITTER_MS: u64 = 500;
@@ -89,7 +87,7 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
             counted.mounts.fetch_add(1, Ordering::Release);
         }
-        Ok(if begun.notes.is_empty() { views(job, &share, entry) } else { begun.notes })
+        Ok(if begun.notes.is_empty() { views(job, &share, entry) } else { short(begun.notes) })
     });
     let is_whole = staged_bytes.mounts.load(Ordering::Acquire) == mounts;
     let bytes = is_whole.then(|| staged_bytes.bytes.load(Ordering::Relaxed));
@@ -100,7 +98,9 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         let mut reasons = match &outcome {
             // What the profile names is staged as far as possible.
             Ok(_) if staged.record.request.staging.stage_in.is_empty() => Vec::new(),
-            Ok(notes) => notes.iter().filter(|note| !note.starts_with(NO_VIEW)).cloned().collect(),
+            Ok(notes) => {
+                notes.iter().filter(|note| !matches!(note, HookNote::NoView(_))).map(HookNote::to_string).collect()
+            }
             Err(failure) => vec![failure.what.clone()],
         };
         reasons.extend(staged.strange_paths());
@@ -116,6 +116,28 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     outcome.map(|_| Exit::Done)
 }
 
+/// What a prolog or an epilog did not do, although it did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum HookNote {
+    /// Something that the job asks for is short.
+    Short(String),
+    /// A path is read through the mount instead of a view: the job runs all the same.
+    NoView(String),
+}
+
+impl fmt::Display for HookNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short(what) => f.write_str(what),
+            Self::NoView(why) => write!(f, "no view: {why}"),
+        }
+    }
+}
+
+fn short(notes: Vec<String>) -> Vec<HookNote> {
+    notes.into_iter().map(HookNote::Short).collect()
+}
+
 /// What was staged for a job on this node.
 #[derive(Default)]
 struct StagedBytes {
@@ -125,7 +147,7 @@ struct StagedBytes {
 }
 
 /// Shows what a job asks for as views. Returns why it will be read through the mount instead.
-fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<String> {
+fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<HookNote> {
     let not_shown = |path: &String| {
         let request = ViewRequest {
             path: path.clone(),
@@ -133,7 +155,7 @@ fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<Str
             lease_secs: share.lease_secs,
             ..ViewRequest::default()
         };
-        view::of_job(entry, &request).err().map(|failure| format!("{NO_VIEW}{}", failure.what))
+        view::of_job(entry, &request).err().map(|failure| HookNote::NoView(failure.what))
     };
     share.views.iter().filter_map(not_shown).collect()
 }
@@ -175,7 +197,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
         let send = |verb| send(entry, &job.allocation(), verb);
         if fate == ResultsFate::GivenUp {
-            return forebay_slurm::give_up(send);
+            return forebay_slurm::give_up(send).map(short);
         }
         let has_scratch = |staged: &&StagedJob| staged.record.scratch_mount.as_deref() == Some(entry.mountpoint());
         let here = asked.as_ref().filter(has_scratch);
@@ -187,14 +209,14 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         // The end of the write-back would discard the scratch directory, with the results that were not committed.
         let keeps_scratch = !notes.is_empty() && here.is_some_and(|staged| !staged.has_empty_scratch());
         notes.extend(if keeps_scratch { forebay_slurm::end(send)? } else { forebay_slurm::epilog(job, until, send)? });
-        Ok(notes)
+        Ok(short(notes))
     });
     if let Err(failure) = staging::forget_staged(&args.records.records, &job.id) {
         output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
     }
     if let Some(staged) = staged {
         let mut reasons = match &outcome {
-            Ok(notes) => notes.clone(),
+            Ok(notes) => notes.iter().map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],
         };
         if outcome.is_ok() {
@@ -246,9 +268,9 @@ fn at_mounts<F>(
     within: Duration,
     output: &Output,
     act: F,
-) -> Result<Vec<String>, Failure>
+) -> Result<Vec<HookNote>, Failure>
 where
-    F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<String>, Failure> + Clone + Send + 'static,
+    F: Fn(&SlurmJob, &RegisteredMount, Instant) -> Result<Vec<HookNote>, Failure> + Clone + Send + 'static,
 {
     let (done, answers) = channel();
     for entry in &entries {
@@ -294,7 +316,7 @@ where
                             .remedy("check its fast pool: `forebay doctor`, `dmesg`; then resume the node"));
                     }
                     output.note(format!("forebay: {} at {place}: not finished in time", job.allocation()));
-                    told.push(format!("{place}: not finished in time"));
+                    told.push(HookNote::Short(format!("{place}: not finished in time")));
                 }
                 break;
             }

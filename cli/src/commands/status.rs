@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_api::jobs::{ObserverKind, ObserverStatus};
-use forebay_api::operator::Status;
+use forebay_api::operator::{DeviceState, DeviceStatus, Status};
 use forebay_daemon::multi_mount::MixedRoot;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, client};
@@ -43,9 +43,12 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     for mountpoint in unknown {
         // It may be a working mount of another user, so this is no failure.
         let place = mountpoint.display();
-        output.note(format!(
-            "{place}  a mount of another user, or of a daemon that is gone: forebay umount --lazy {place}"
-        ));
+        output.note(match registry::other_program(&mountpoint) {
+            Some(version) => format!("{place}  a mount of forebay {version}: run this command with that version"),
+            None => {
+                format!("{place}  a mount of another user, or of a daemon that is gone: forebay umount --lazy {place}")
+            }
+        });
     }
     Ok(exit)
 }
@@ -53,6 +56,7 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
 fn as_json(entry: &RegisteredMount, status: &Result<Status, Failure>, output: &Output) {
     output.json(&serde_json::json!({
         "mountpoint": entry.mountpoint(),
+        "socket": entry.runtime.socket(),
         "state": entry.state,
         "supervisor_alive": entry.supervisor_alive(),
         "worker_alive": entry.worker_alive(),
@@ -93,7 +97,7 @@ fn show_dead(entry: &RegisteredMount, failure: &Failure, output: &Output) {
 fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
     let line = |label: &str, text: String| output.line(format!("  {label:<11} {text}"));
     output.line(format!("{}", entry.mountpoint().display()));
-    line("pool", format!("{}  {}", entry.state.config.source(), status.pool_state));
+    line("pool", format!("{}  {}", entry.state.config.source(), pool_state(status)));
     for work in &status.under_way {
         line("under way", under_way(work));
     }
@@ -101,7 +105,7 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
         let space = format!("{} free of {}", bytes(device.free_bytes), bytes(device.total_bytes));
         let tier = device.tier.as_ref().map_or_else(String::new, |tier| format!("tier {tier}, "));
         let errors = if device.errors > 0 { format!(", {}", counted(device.errors, "error")) } else { String::new() };
-        line("fast pool", format!("{}  {tier}{}{errors}, {space}", device.path, device.state));
+        line("fast pool", format!("{}  {tier}{}{errors}, {space}", device.path, device_state(device)));
         if let Some(error) = &device.last_error {
             line("", format!("the last error: {error}"));
         }
@@ -175,6 +179,24 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
             "the supervisor is gone: the mount does not survive the daemon; unmount and mount again".into(),
         );
     }
+}
+
+/// The state of the pool in words.
+pub fn pool_state(status: &Status) -> String {
+    match &status.pool_failure {
+        Some(why) => format!("{}: {}", status.pool_state, shown(why)),
+        None => status.pool_state.to_string(),
+    }
+}
+
+fn device_state(device: &DeviceStatus) -> String {
+    let why = match (device.state, &device.failure) {
+        (DeviceState::Suspect, _) if device.holds_catalog => "it holds the catalog, so it cannot be bypassed",
+        (DeviceState::Bypassed, _) if device.probe_worked => "a probe worked",
+        (_, Some(failure)) => failure,
+        _ => return device.state.to_string(),
+    };
+    format!("{}: {why}", device.state)
 }
 
 fn observer(observer: &ObserverStatus, line: impl Fn(&str, String)) {

@@ -8,6 +8,7 @@ use crate::operator::TypedPath;
 
 /// How far an allocation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum AllocationPhase {
     /// Known, and nothing is done yet.
@@ -43,6 +44,7 @@ impl AllocationPhase {
 
 /// Files and bytes that were moved for an allocation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TransferCounts {
     pub files: u64,
     pub bytes: u64,
@@ -52,6 +54,7 @@ pub struct TransferCounts {
 
 /// An allocation as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Allocation {
     /// The name of its job, and the owner of its leases.
     pub id: String,
@@ -89,6 +92,7 @@ impl Allocation {
 
 /// What an allocation is begun with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AllocationRequest {
     /// The user of the job; only root may name another user. `None`: the user of the client.
     #[serde(default)]
@@ -115,6 +119,7 @@ pub struct AllocationRequest {
 /// What is to be done with an allocation. Each verb may be repeated, and may arrive in any order that the retries of a
 /// scheduler produce.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "verb", rename_all = "snake_case")]
 pub enum AllocationVerb {
     Begin(AllocationRequest),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The kind of a failure. The command line has an exit code for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
     /// Part of the request was not carried out.
@@ -24,11 +25,14 @@ pub enum FailureKind {
     Corrupt,
     /// The machine lacks a required component.
     Missing,
+    /// Any other failure, and a kind that the reader does not know yet.
+    #[serde(other)]
     Other,
 }
 
 /// A failure in words: what failed, on which object, why, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failure {
     pub kind: FailureKind,
     pub what: String,

@@ -8,6 +8,7 @@ use crate::operator::{ListedPath, TypedPath};
 
 /// What was fetched for a job before it requested it, and how much of it was used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AheadReport {
     pub files: u64,
     pub bytes: u64,
@@ -22,6 +23,7 @@ pub struct AheadReport {
 
 /// A profile in a listing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProfileSummary {
     /// Short, for command lines.
     pub id: String,
@@ -36,6 +38,7 @@ pub struct ProfileSummary {
 
 /// A file that would be staged, as `--dry-run` reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlannedFile {
     pub path: TypedPath,
     pub bytes: u64,
@@ -57,6 +60,7 @@ impl From<&ExpectedRead> for PlannedFile {
 
 /// The explanation of one file's state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Explanation {
     #[serde(flatten)]
     pub file: ListedPath,
@@ -70,6 +74,7 @@ pub struct Explanation {
 
 /// A job whose runs have read a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReaderJob {
     pub profile: String,
     pub signature: String,

@@ -9,6 +9,7 @@ use crate::operator::TypedPath;
 
 /// The processes that belong to a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Members {
     /// The requesting process, and all processes that it starts.
@@ -31,6 +32,7 @@ pub enum Members {
 
 /// A job to register.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobRequest {
     /// The name of the job. A request with the name of a running job joins it.
     pub id: String,
@@ -66,6 +68,7 @@ pub fn check_id(id: &str) -> Result<(), String> {
 
 /// Counts of opens and bytes. Bytes are counted by pages, and never beyond the end of a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Traffic {
     pub opens: u64,
     /// Bytes read; `cache_bytes`, `fast_bytes` and `pool_bytes` say where they came from, and add up to it.
@@ -100,6 +103,7 @@ impl Traffic {
 
 /// The parts of a file that were used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UsedParts {
     /// Bytes of one part. The last of 256 parts also covers everything beyond it.
     pub part_bytes: u64,
@@ -110,6 +114,7 @@ pub struct UsedParts {
 
 /// A job's use of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobFile {
     /// Relative to the mount, or to the pool if `in_pool`: its current path, or the one at its first use.
     pub path: TypedPath,
@@ -127,6 +132,7 @@ pub struct JobFile {
 
 /// A job, and the totals of what it used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobSummary {
     pub id: String,
     pub uid: u32,
@@ -160,6 +166,7 @@ pub struct JobSummary {
 
 /// All counts up to one moment, by job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Sample {
     /// Milliseconds since the daemon began to count.
     pub at_ms: u64,
@@ -170,6 +177,7 @@ pub struct Sample {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobSample {
     pub id: String,
     pub uid: u32,
@@ -179,6 +187,7 @@ pub struct JobSample {
 
 /// The means by which the use of files is observed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ObserverKind {
     /// Only requests that reach the daemon.
@@ -200,6 +209,7 @@ impl ObserverKind {
 
 /// The state of the observer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ObserverStatus {
     pub kind: ObserverKind,
     /// The reason why it is not eBPF.

@@ -1,5 +1,7 @@
 //! Requests of operators to the engine, and the replies, as the control socket carries them.
 
+use std::fmt;
+
 use forebay_backends::WorkProgress;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
@@ -11,6 +13,7 @@ use crate::jobs::ObserverStatus;
 pub type TypedPath = String;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StageRequest {
     /// Files, directories (with everything below them) and globs.
     pub paths: Vec<TypedPath>,
@@ -34,6 +37,7 @@ pub struct StageRequest {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FlushRequest {
     /// Empty: everything.
     pub paths: Vec<TypedPath>,
@@ -43,6 +47,7 @@ pub struct FlushRequest {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EvictRequest {
     pub paths: Vec<TypedPath>,
     /// End the leases of the named files, whoever their owners are.
@@ -51,6 +56,7 @@ pub struct EvictRequest {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReleaseRequest {
     /// Empty: everything.
     pub paths: Vec<TypedPath>,
@@ -64,6 +70,7 @@ pub struct ReleaseRequest {
 
 /// The progress of an operation. The last is always `Done`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Progress {
     Planned {
         files: u64,
@@ -86,6 +93,7 @@ pub enum Progress {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary {
     pub files: u64,
     pub bytes: u64,
@@ -100,13 +108,19 @@ pub struct Summary {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Status {
     pub version: String,
+    /// The version of the requests and replies (`protocol.rs`).
+    #[serde(default)]
+    pub api: u32,
     pub pid: u32,
     pub mountpoint: Option<String>,
     pub pool: String,
-    /// `up`, or `down: ` and the reason.
-    pub pool_state: String,
+    pub pool_state: PoolState,
+    /// The reason why the pool is down.
+    #[serde(default)]
+    pub pool_failure: Option<String>,
     /// Slow operations that are currently running in the pool.
     #[serde(default)]
     pub under_way: Vec<WorkProgress>,
@@ -146,12 +160,81 @@ pub struct Status {
     pub counters: Counters,
 }
 
+/// Whether the pool answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum PoolState {
+    Up,
+    Down,
+}
+
+impl PoolState {
+    /// Returns the name in the JSON output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+        }
+    }
+}
+
+impl fmt::Display for PoolState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The state of a device of the fast pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceState {
+    Healthy,
+    /// It failed a short while ago: nothing new is placed on it.
+    Suspect,
+    /// It failed often: clean content on it is not used.
+    Bypassed,
+    /// Its file system does not answer.
+    Bad,
+}
+
+impl DeviceState {
+    pub const ALL: [Self; 4] = [Self::Healthy, Self::Suspect, Self::Bypassed, Self::Bad];
+
+    /// Returns the name in the JSON output and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Suspect => "suspect",
+            Self::Bypassed => "bypassed",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+impl fmt::Display for DeviceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeviceStatus {
     pub path: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
-    pub state: String,
+    pub state: DeviceState,
+    /// It holds the catalog, so it is never bypassed.
+    #[serde(default)]
+    pub holds_catalog: bool,
+    /// It is bypassed, and the last probe of it worked.
+    #[serde(default)]
+    pub probe_worked: bool,
+    /// The error of its file system, if it is bad.
+    #[serde(default)]
+    pub failure: Option<String>,
     /// The name of its tier, if there are several.
     #[serde(default)]
     pub tier: Option<String>,
@@ -165,6 +248,7 @@ pub struct DeviceStatus {
 
 /// A tier of the fast pool.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TierStatus {
     pub name: String,
     /// It is empty after a reboot.
@@ -178,6 +262,7 @@ pub struct TierStatus {
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counters {
     pub pool_read_bytes: u64,
     /// Bytes that other nodes gave instead of the pool.
@@ -217,6 +302,7 @@ pub struct Counters {
 /// Reads that the daemon answered, by the place from which their bytes came. Reads that the kernel answers, from its
 /// page cache or by passthrough, are not among them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReadSources {
     /// The bytes were on the fast pool.
     pub fast: ServedReads,
@@ -228,6 +314,7 @@ pub struct ReadSources {
 
 /// Reads and their bytes since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServedReads {
     pub reads: u64,
     pub bytes: u64,
@@ -235,6 +322,7 @@ pub struct ServedReads {
 
 /// Evictions since the start, by their reasons.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evictions {
     /// Other content needed the space.
     pub space: Evicted,
@@ -250,6 +338,7 @@ pub struct Evictions {
 
 /// Evicted files, and the bytes that they occupied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evicted {
     pub files: u64,
     pub bytes: u64,
@@ -257,6 +346,7 @@ pub struct Evicted {
 
 /// A difference between the mount and the pool at a path, in ascending order of importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Difference {
     /// Times of a directory, which change when something is flushed into it.
@@ -282,6 +372,7 @@ impl Difference {
 
 /// The kind of a listed object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ObjectKind {
     File,
@@ -293,6 +384,7 @@ pub enum ObjectKind {
 
 /// How much of an object is on the fast pool; for a directory, how many of its names are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ContentState {
     Absent,
@@ -316,6 +408,7 @@ impl ContentState {
 
 /// One refresh of a client that polls.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Overview {
     /// Its counts of dirty and leased files are those of the last count.
     pub status: Status,
@@ -324,6 +417,7 @@ pub struct Overview {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DirtyFile {
     pub path: String,
     pub bytes: u64,
@@ -336,6 +430,7 @@ pub struct DirtyFile {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListedPath {
     pub path: String,
     pub kind: ObjectKind,
@@ -353,6 +448,7 @@ pub struct ListedPath {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FsckReport {
     pub checked_files: u64,
     pub checked_bytes: u64,
@@ -362,4 +458,19 @@ pub struct FsckReport {
     /// What a repair of a damaged catalog kept, and where.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_have_one_name() {
+        for state in DeviceState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+        for state in [PoolState::Up, PoolState::Down] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+    }
 }

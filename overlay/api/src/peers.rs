@@ -2,16 +2,18 @@
 
 use std::net::SocketAddr;
 
+pub use forebay_cluster::{MemberSource, PassOver, Placement};
 use serde::{Deserialize, Serialize};
 
 /// The cluster as one node sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeersStatus {
     /// The identity of this node.
     pub node: String,
     /// Where it answers other nodes.
     pub listen: SocketAddr,
-    pub placement: String,
+    pub placement: Placement,
     /// All members, this node among them.
     pub members: Vec<PeerMember>,
     /// Bytes that came from other nodes since the start.
@@ -19,31 +21,33 @@ pub struct PeersStatus {
     /// Bytes that this node gave to others since the start.
     pub given_bytes: u64,
     /// How often a member was passed over since the start, by reason.
-    pub passed_over: Vec<(String, u64)>,
+    pub passed_over: Vec<(PassOver, u64)>,
 }
 
 /// One member of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeerMember {
     pub node: String,
     pub address: String,
     /// It is there for other nodes.
     pub is_cache: bool,
-    /// What says that it is a member: `static`, `etcd`.
-    pub sources: Vec<String>,
+    /// What says that it is a member.
+    pub sources: Vec<MemberSource>,
     pub state: PeerState,
     /// The share of all content that it reads from the pool for all, 0 to 1.
     pub share: f64,
     pub read_bytes: u64,
     pub given_bytes: u64,
-    pub passed_over: Vec<(String, u64)>,
-    pub last_passed_over: Option<String>,
+    pub passed_over: Vec<(PassOver, u64)>,
+    pub last_passed_over: Option<PassOver>,
     /// It has asked with another list of members.
     pub sees_other_members: bool,
 }
 
 /// What a node thinks of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerState {
     This,

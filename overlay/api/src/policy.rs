@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What to do with the policy.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "verb", rename_all = "snake_case")]
 pub enum PolicyVerb {
     /// Explains the settings of a path.
@@ -14,6 +15,7 @@ pub enum PolicyVerb {
 
 /// One file of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PolicyText {
     pub name: String,
     pub text: String,
@@ -21,6 +23,7 @@ pub struct PolicyText {
 
 /// The settings of one path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PolicyExplanation {
     pub path: String,
     pub settings: Vec<ExplainedSetting>,
@@ -30,6 +33,7 @@ pub struct PolicyExplanation {
 
 /// One setting, and what made it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExplainedSetting {
     pub name: String,
     pub value: String,
@@ -38,6 +42,7 @@ pub struct ExplainedSetting {
 
 /// What a new policy would change.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PolicyEffect {
     /// Settings and rules that differ, a line for each.
     pub differences: Vec<String>,
@@ -61,6 +66,7 @@ pub struct PolicyEffect {
 
 /// A number of files with their bytes on the fast pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileSum {
     pub files: u64,
     pub bytes: u64,

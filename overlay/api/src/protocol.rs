@@ -1,10 +1,34 @@
 //! The messages of the control socket: one request line from the client, then reply lines until `end` or `error`.
+//!
+//! # Versions
+//!
+//! A client and a daemon may be of different versions of the program: a mount outlives an upgrade. A request says which
+//! [`API_VERSION`] its client knows, and a daemon of another one refuses it, with both versions and the remedy. A request
+//! that does not say it, for example of a script, is read as one of the daemon's version.
+//!
+//! A client ignores fields that it does not know, and a daemon does, too (but a profile has a version of its own, and no
+//! unknown fields). So the version stays the same for
+//!
+//! * a new request, and a new reply to a new request: a daemon that does not know the request says of which version of the
+//!   program it is;
+//! * a new field that may be absent (`#[serde(default)]`), and whose absence means what was so before;
+//! * a new kind of failure: an older client takes it for [`FailureKind::Other`](crate::FailureKind::Other).
+//!
+//! It is raised by
+//!
+//! * a field, a request or a reply that is removed or renamed, or has another type, unit or meaning;
+//! * a new field of a request that must be there;
+//! * a new reply to a request that exists, and a new value of an enum in such a reply.
+//!
+//! In every version, a request has the fields `api`, `program` and `op`, and [`Reply::Error`] has the fields of
+//! [`Failure`]: so each client understands why it is refused.
+//!
+//! `docs/api.schema.json` is the JSON schema of these types, made by the test `schema`.
 
 use forebay_backends::decorators::MetricsSnapshot;
 use forebay_prefetch::profile::ProfileDocument;
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
 use crate::allocations::{Allocation, AllocationVerb};
 use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
@@ -17,9 +41,86 @@ use crate::policy::{PolicyEffect, PolicyExplanation, PolicyVerb};
 use crate::quotas::{QuotaReport, QuotaVerb};
 use crate::scratch::{CommitReport, ScratchDir, ScratchVerb};
 use crate::views::{View, ViewChanges, ViewVerb};
+use crate::{Failure, FailureKind};
+
+/// The version of the requests and replies. The head of this module says what raises it.
+pub const API_VERSION: u32 = 1;
+
+/// The version of this program.
+const PROGRAM: &str = env!("CARGO_PKG_VERSION");
+
+/// A line from a client: a request, and who sends it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RequestLine<R = Request> {
+    #[serde(flatten)]
+    pub sender: RequestSender,
+    #[serde(flatten)]
+    pub request: R,
+}
+
+/// The client that sends a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RequestSender {
+    /// The version of the API that the client knows. Absent: that of the daemon.
+    #[serde(default)]
+    pub api: Option<u32>,
+    /// The version of the client's program, for messages.
+    #[serde(default)]
+    pub program: Option<String>,
+}
+
+impl RequestSender {
+    /// This program.
+    fn this() -> Self {
+        Self { api: Some(API_VERSION), program: Some(PROGRAM.into()) }
+    }
+
+    /// Fails if the client knows another version of the API than this program, which is the daemon.
+    fn check(&self) -> Result<(), Failure> {
+        let Some(api) = self.api.filter(|api| *api != API_VERSION) else { return Ok(()) };
+        let client = self.program.as_ref().map_or_else(String::new, |program| format!(" (forebay {program})"));
+        let what = format!(
+            "the client{client} uses version {api} of the API, and the daemon (forebay {PROGRAM}) version {API_VERSION}"
+        );
+        Err(Failure::new(FailureKind::Other, what).remedy(match &self.program {
+            Some(program) => remedy_for(program, PROGRAM),
+            None => format!("send requests of version {API_VERSION}"),
+        }))
+    }
+
+    /// The failure for a request that the daemon cannot read, although its version is right.
+    fn not_understood(&self, error: &serde_json::Error) -> Failure {
+        let failure = |by: String| Failure::usage(format!("the request is not understood{by}: {error}"));
+        match self.program.as_deref() {
+            Some(program) if program != PROGRAM => {
+                failure(format!(" (it is of forebay {program}, and the daemon is forebay {PROGRAM})"))
+                    .remedy(remedy_for(program, PROGRAM))
+            }
+            _ => failure(String::new()),
+        }
+    }
+}
+
+/// What to do if a client and a daemon do not understand each other. To unmount needs no answer of the daemon.
+fn remedy_for(client: &str, daemon: &str) -> String {
+    format!(
+        "unmount, and mount again with forebay {client} (what is not flushed stays in the fast pool); or run the command \
+         with forebay {daemon}"
+    )
+}
+
+/// Returns the failure for a reply that this program, the client, cannot read. `daemon`: the daemon's version.
+pub fn reply_not_understood(daemon: &str, error: &serde_json::Error) -> Failure {
+    let what = format!("the answer of the daemon (forebay {daemon}) is not understood by forebay {PROGRAM}: {error}");
+    let failure = Failure::new(FailureKind::Other, what);
+    if daemon == PROGRAM { failure } else { failure.remedy(remedy_for(PROGRAM, daemon)) }
+}
 
 /// A request to the daemon. Paths are relative to the mount, escaped as [`crate::paths::encode`] does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
     Status,
@@ -95,6 +196,7 @@ pub enum Request {
 
 /// One line of the daemon's answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "reply", content = "value", rename_all = "snake_case")]
 pub enum Reply {
     Status(Box<Status>),
@@ -140,18 +242,23 @@ fn line_of(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
 }
 
 impl Request {
-    /// The request as a line of JSON, with its end.
+    /// The request as a line of JSON, with its sender and its end.
     ///
     /// # Errors
     /// Never for what [`Request::from_line`] has read.
     pub fn to_line(&self) -> serde_json::Result<Vec<u8>> {
-        line_of(self)
+        line_of(&RequestLine { sender: RequestSender::this(), request: self })
     }
 
     /// # Errors
-    /// The line is no request that this version knows.
-    pub fn from_line(line: &[u8]) -> serde_json::Result<Self> {
-        serde_json::from_slice(line)
+    /// The line is of a client with another [`API_VERSION`], or is no request that this program knows.
+    pub fn from_line(line: &[u8]) -> Result<Self, Failure> {
+        // Before the rest of the line: a request of another version may look different.
+        let sender: RequestSender =
+            serde_json::from_slice(line).map_err(|e| RequestSender::default().not_understood(&e))?;
+        sender.check()?;
+        let line: RequestLine = serde_json::from_slice(line).map_err(|e| sender.not_understood(&e))?;
+        Ok(line.request)
     }
 }
 
@@ -174,6 +281,66 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sends a request as a client with these lines in front of it.
+    fn sent(sender: &str, request: &str) -> Result<Request, Failure> {
+        Request::from_line(format!("{{{sender}{}\n", request.trim_start_matches('{')).as_bytes())
+    }
+
+    #[test]
+    fn a_client_of_another_version_is_told_both_versions_and_the_remedy() {
+        let failure = sent(r#""api":7,"program":"9.8","#, r#"{"op":"dance"}"#).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Other);
+        let (what, remedy) = (failure.what, failure.remedy.unwrap());
+        for part in ["version 7", "version 1", "forebay 9.8", &format!("forebay {PROGRAM}")] {
+            assert!(what.contains(part), "{part}: {what}");
+        }
+        assert!(remedy.contains("forebay 9.8") && remedy.contains("mount again"), "{remedy}");
+        assert!(sent(r#""api":0,"#, r#"{"op":"status"}"#).unwrap_err().remedy.unwrap().contains("version 1"));
+        assert!(matches!(sent(r#""api":1,"program":"9.8","#, r#"{"op":"status"}"#), Ok(Request::Status)));
+        assert!(matches!(sent("", r#"{"op":"status","later":[1]}"#), Ok(Request::Status)), "a script, and a new field");
+    }
+
+    #[test]
+    fn a_request_of_a_newer_program_is_refused_with_both_versions() {
+        let failure = sent(r#""api":1,"program":"9.8","#, r#"{"op":"dance"}"#).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Usage);
+        assert!(failure.what.contains("forebay 9.8") && failure.what.contains("dance"), "{failure}");
+        assert!(failure.remedy.is_some());
+        let own = format!(r#""api":1,"program":"{PROGRAM}","#);
+        assert_eq!(sent(&own, r#"{"op":"dance"}"#).unwrap_err().remedy, None, "no other version would know it");
+        assert!(Request::from_line(b"[]\n").is_err() && Request::from_line(b"\n").is_err());
+    }
+
+    #[test]
+    fn every_shape_of_request_arrives_as_it_was_sent() {
+        let shapes = [
+            r#"{"op":"overview"}"#,
+            r#"{"op":"ls","path":"a","recursive":true}"#,
+            r#"{"op":"flush","paths":["a"],"wait":true,"dry_run":false}"#,
+            r#"{"op":"allocation","id":"a","verb":"stage_in","wait_ms":18446744073709551615}"#,
+            r#"{"op":"view","view":"end","id":"view-1"}"#,
+            r#"{"op":"scratch","scratch":"merge","id":"a","path":"","parent_ino":1,"name":"o","groups":[5]}"#,
+            r#"{"op":"begin_job","id":"a","command":"c","members":{"processes":[1]}}"#,
+            r#"{"op":"import_profile","version":1,"example":{"user":0,"words":["a"]}}"#,
+            r#"{"op":"forget_profiles","profile":null}"#,
+        ];
+        for text in shapes {
+            let request = sent("", text).unwrap();
+            let line = request.to_line().unwrap();
+            let told: serde_json::Value = serde_json::from_slice(&line).unwrap();
+            assert_eq!((&told["api"], &told["program"]), (&API_VERSION.into(), &PROGRAM.into()), "{text}");
+            let back = Request::from_line(&line).unwrap();
+            assert_eq!(format!("{back:?}"), format!("{request:?}"));
+        }
+    }
+
+    #[test]
+    fn a_kind_of_failure_that_is_not_known_yet_is_another_failure() {
+        let line = br#"{"reply":"error","value":{"kind":"on_fire","what":"no","remedy":null,"more":1}}"#;
+        let Ok(Reply::Error(failure)) = Reply::from_line(line) else { panic!() };
+        assert_eq!(failure, Failure::new(FailureKind::Other, "no"));
+    }
 
     #[test]
     fn requests_are_readable_json() {

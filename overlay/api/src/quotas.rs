@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What is to be done with quotas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "verb", rename_all = "snake_case")]
 pub enum QuotaVerb {
     /// Shows all users and groups that hold something or have a quota of their own.
@@ -13,6 +14,7 @@ pub enum QuotaVerb {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum QuotaKind {
     User,
@@ -21,6 +23,7 @@ pub enum QuotaKind {
 
 /// A number with its limits; `None`: no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QuotaNumber {
     pub used: u64,
     pub soft: Option<u64>,
@@ -31,6 +34,7 @@ pub struct QuotaNumber {
 
 /// What one user or group holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QuotaUse {
     pub kind: QuotaKind,
     pub id: u32,
@@ -43,6 +47,7 @@ pub struct QuotaUse {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QuotaReport {
     pub quotas: Vec<QuotaUse>,
     /// What was counted and is not so; empty unless it was checked.

@@ -6,6 +6,7 @@ use crate::operator::TypedPath;
 
 /// A scratch directory as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScratchDir {
     /// Its name: that of a job, or one that its user gave.
     pub id: String,
@@ -24,6 +25,7 @@ pub struct ScratchDir {
 
 /// What a scratch directory is created with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScratchRequest {
     pub id: String,
     /// The user whose directory it is; only root may name another user. `None`: the user of the client.
@@ -38,6 +40,7 @@ pub struct ScratchRequest {
 
 /// A tree to take into the overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommitRequest {
     pub id: String,
     /// Below the scratch directory; empty: all of it.
@@ -51,6 +54,7 @@ pub struct CommitRequest {
 
 /// A tree to merge into a directory that may exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MergeRequest {
     /// The daemon checks whether the user may write; the client, whether it reaches the directory.
     #[serde(flatten)]
@@ -61,6 +65,7 @@ pub struct MergeRequest {
 
 /// What a commit took into the overlay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommitReport {
     pub files: u64,
     pub directories: u64,
@@ -69,6 +74,7 @@ pub struct CommitReport {
 
 /// What is to be done with scratch directories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "scratch", rename_all = "snake_case")]
 pub enum ScratchVerb {
     /// Creates a directory. One of this name and this user stays as it is.

@@ -1,11 +1,14 @@
 //! Views: trees of staged files that programs read without the daemon.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::operator::TypedPath;
 
 /// How far a view is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ViewPhase {
     /// Its files are being staged, or its tree is being laid.
@@ -18,6 +21,7 @@ pub enum ViewPhase {
 
 /// A view.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct View {
     /// `view-N`: also the owner of the leases on its files.
     pub id: String,
@@ -48,6 +52,7 @@ pub struct View {
 
 /// What a view is begun with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ViewRequest {
     /// A file or a directory, relative to the mount.
     pub path: TypedPath,
@@ -60,8 +65,32 @@ pub struct ViewRequest {
     pub for_job: bool,
 }
 
+/// What became of a path since a view of it was laid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ViewChange {
+    /// It has other content, or is of another kind.
+    Changed,
+    /// The view does not show it.
+    Added,
+    /// The mount does not show it any more.
+    Removed,
+}
+
+impl fmt::Display for ViewChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Changed => "changed",
+            Self::Added => "added",
+            Self::Removed => "removed",
+        })
+    }
+}
+
 /// How the mount differs from a view by now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ViewChanges {
     /// Files with other content, or what became something of another kind.
     pub changed: u64,
@@ -69,12 +98,13 @@ pub struct ViewChanges {
     pub added: u64,
     /// What the mount does not show any more.
     pub removed: u64,
-    /// Some of these paths, relative to the mount, each behind `changed`, `added` or `removed`.
-    pub named: Vec<(String, TypedPath)>,
+    /// Some of these paths, relative to the mount.
+    pub named: Vec<(ViewChange, TypedPath)>,
 }
 
 /// What is to be done with views.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "view", rename_all = "snake_case")]
 pub enum ViewVerb {
     /// Begins a view. Its files are staged next, with leases in its name.

@@ -111,12 +111,22 @@ impl DeviceHealth {
         self.state == HealthState::Healthy
     }
 
+    /// Returns whether the device holds the catalog, so that it is never bypassed.
+    pub fn holds_catalog(&self) -> bool {
+        self.holds_catalog
+    }
+
+    /// Returns whether the device is bypassed, and the last probe of it worked.
+    pub fn probe_worked(&self) -> bool {
+        matches!(self.state, HealthState::Probed { .. })
+    }
+
     /// The errors since the start.
     pub fn errors(&self) -> u64 {
         self.errors
     }
 
-    /// Returns the state for operators.
+    /// Returns the state in words.
     pub fn name(&self) -> &'static str {
         match self.state {
             HealthState::Healthy => "healthy",

@@ -9,6 +9,7 @@ use crate::identity::{Member, NodeId, Role};
 
 /// What says that a node is a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum MemberSource {
     /// The list in the settings of the mount.

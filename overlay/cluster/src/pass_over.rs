@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A reason to go on without a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PassOver {
     /// It did not answer, or did not go on, within the bound of time.

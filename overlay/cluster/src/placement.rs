@@ -9,6 +9,7 @@ use crate::members::{Roster, Seat};
 
 /// Where the cluster keeps content of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
     /// Each node reads the pool; a node that asks for what is resident gets it.

@@ -8,7 +8,7 @@ use forebay_api::operator::Status;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::protocol::{Reply, Request};
+use super::protocol::{Reply, Request, reply_not_understood};
 use super::registry::{Phase, RegisteredMount};
 use super::{Failure, FailureKind, limits};
 
@@ -17,6 +17,8 @@ use super::{Failure, FailureKind, limits};
 pub struct ReplyReader {
     lines: BufReader<UnixStream>,
     mountpoint: String,
+    /// The version of the program that mounted it.
+    version: String,
     over: bool,
 }
 
@@ -31,7 +33,7 @@ pub fn call(entry: &RegisteredMount, request: &Request) -> Result<ReplyReader, F
     stream.set_read_timeout(Some(limits::SILENCE)).map_err(|e| lost(&mountpoint, &e))?;
     stream.set_write_timeout(Some(limits::SILENCE)).map_err(|e| lost(&mountpoint, &e))?;
     stream.write_all(&line).map_err(|e| lost(&mountpoint, &e))?;
-    Ok(ReplyReader { lines: BufReader::new(stream), mountpoint, over: false })
+    Ok(ReplyReader { lines: BufReader::new(stream), mountpoint, version: entry.state.version.clone(), over: false })
 }
 
 /// Asks for the status.
@@ -59,9 +61,9 @@ impl Iterator for ReplyReader {
         while !self.over {
             let mut line = Vec::new();
             let reply = match self.lines.read_until(b'\n', &mut line) {
-                Ok(_) if line.ends_with(b"\n") => Reply::from_line(&line).map_err(|e| {
-                    Failure::new(FailureKind::Other, format!("the daemon's answer is not understood: {e}"))
-                }),
+                Ok(_) if line.ends_with(b"\n") => {
+                    Reply::from_line(&line).map_err(|e| reply_not_understood(&self.version, &e))
+                }
                 Ok(_) => Err(lost(&self.mountpoint, &std::io::Error::from_raw_os_error(libc::ECONNRESET))),
                 Err(error) => Err(lost(&self.mountpoint, &error)),
             };

@@ -63,6 +63,10 @@ impl Runtime {
         self.0.join("control.sock")
     }
 
+    fn state(&self) -> PathBuf {
+        self.0.join("state.json")
+    }
+
     pub fn log(&self) -> PathBuf {
         self.0.join("daemon.log")
     }
@@ -99,14 +103,25 @@ impl Runtime {
     }
 
     pub fn load(&self) -> io::Result<MountState> {
-        let text = std::fs::read(self.0.join("state.json"))?;
+        let text = std::fs::read(self.state())?;
         serde_json::from_slice(&text).map_err(io::Error::other)
+    }
+
+    /// Returns the version of the program that saved the state, if the state is of this mountpoint and this program does
+    /// not understand it.
+    fn other_program(&self, mountpoint: &Path) -> Option<String> {
+        if self.load().is_ok() {
+            return None;
+        }
+        let state: serde_json::Value = serde_json::from_slice(&std::fs::read(self.state()).ok()?).ok()?;
+        let is_its = state["config"]["mountpoint"].as_str().map(Path::new) == Some(mountpoint);
+        state["version"].as_str().filter(|_| is_its).map(str::to_owned)
     }
 
     /// Replaces the state atomically.
     pub fn save(&self, state: &MountState) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(state).map_err(io::Error::other)?;
-        self.replace(&self.0.join("state.json"), &text)
+        self.replace(&self.state(), &text)
     }
 
     pub fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
@@ -244,9 +259,27 @@ pub fn foreign_mounts(known: &[RegisteredMount]) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Returns the version of the program that made a mount, if its state is not understood by this program.
+pub fn other_program(mountpoint: &Path) -> Option<String> {
+    runtimes().find_map(|runtime| runtime.other_program(mountpoint))
+}
+
 fn not_found(path: &Path, followed: &Path, ours: &[PathBuf]) -> Failure {
-    match ours.iter().filter(|m| followed.starts_with(m)).max_by_key(|m| m.as_os_str().len()) {
-        Some(mount) => Failure::new(
+    let mount = ours.iter().filter(|m| followed.starts_with(m)).max_by_key(|m| m.as_os_str().len());
+    match mount.map(|mount| (mount, other_program(mount))) {
+        Some((mount, Some(version))) => Failure::new(
+            FailureKind::NoDaemon,
+            format!(
+                "{} was mounted by forebay {version}, whose records forebay {} does not understand",
+                mount.display(),
+                env!("CARGO_PKG_VERSION")
+            ),
+        )
+        .remedy(format!(
+            "unmount, and mount again with this version (what is not flushed stays in the fast pool); or run the command \
+             with forebay {version}"
+        )),
+        Some((mount, None)) => Failure::new(
             FailureKind::NoDaemon,
             format!("{} is under the mount {}, but its daemon is not known here", path.display(), mount.display()),
         )
@@ -317,5 +350,18 @@ mod tests {
         runtime.save(&state).unwrap();
         assert_eq!(runtime.load().unwrap().config, state.config);
         assert_eq!(runtime.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(runtime.other_program(Path::new("/m")), None, "this program made it");
+    }
+
+    #[test]
+    fn a_state_of_another_program_tells_its_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path().into());
+        std::fs::write(runtime.state(), r#"{"version":"9.8","config":{"mountpoint":"/m"},"phase":"dancing"}"#).unwrap();
+        assert!(runtime.load().is_err());
+        assert_eq!(runtime.other_program(Path::new("/m")).as_deref(), Some("9.8"));
+        assert_eq!(runtime.other_program(Path::new("/n")), None);
+        std::fs::write(runtime.state(), "{").unwrap();
+        assert_eq!(runtime.other_program(Path::new("/m")), None);
     }
 }

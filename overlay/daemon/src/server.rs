@@ -125,7 +125,7 @@ async fn answer(stream: UnixStream, context: &ServerContext) -> io::Result<()> {
     tokio::time::timeout(limits::REQUEST, limited.read_until(b'\n', &mut line)).await??;
     let outcome = match Request::from_line(&line) {
         Ok(request) => carry_out(request, &client, context, &mut out).await,
-        Err(error) => Err(Gone::Failed(Failure::usage(format!("the request is not understood: {error}")))),
+        Err(failure) => Err(Gone::Failed(failure)),
     };
     match outcome {
         Ok(()) => out.send(&Reply::End).await,

@@ -9,7 +9,7 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
 use forebay_catalog::Intent;
 use forebay_policy::{
     DIRECTORY_POLICY_XATTR, DirectoryPolicy, FileFacts, FlushPolicy, JobFacts, PathPolicy, Policy, Read, SettingName,
-    Verdict, Write,
+    TakesEffect, Verdict, Write,
 };
 use forebay_system::clock::unix_now;
 
@@ -234,7 +234,13 @@ impl Overlay {
         let inner = self.inner.clone();
         let speed = self.inner.bandwidth.speed();
         blocking(move || {
-            let mut effect = PolicyEffect { differences: inner.policy().differences(&new), ..PolicyEffect::default() };
+            let differences = inner.policy().differences(&new);
+            let late = differences.iter().filter(|found| found.takes_effect == TakesEffect::AtNextMount);
+            let mut effect = PolicyEffect {
+                differences: differences.iter().map(ToString::to_string).collect(),
+                at_next_mount: late.map(ToString::to_string).collect(),
+                ..PolicyEffect::default()
+            };
             let mut changed = Vec::new();
             inner.catalog.inodes(|ino, _| {
                 changed.push(ino);

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use forebay_api::operator::{
-    ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, ReadSources,
+    ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, PoolState, ReadSources,
     ServedReads, Status,
 };
+use forebay_api::protocol::API_VERSION;
 use forebay_backends::{FileKind, PoolPath, Result};
 use forebay_catalog::{FileState, Intent, ListingState};
 use forebay_system::clock::unix_now;
@@ -209,13 +210,16 @@ impl Inner {
         let conflicts = self.conflicts.lock().clone();
         let resident_files = self.evictor.evictable().files;
         let budget = &self.store.budget;
+        let pool_failure = self.health.why_down();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
+            api: API_VERSION,
             pid: std::process::id(),
             mountpoint,
             pool: self.pool.url(),
             under_way: self.pool.under_way(),
-            pool_state: self.health.why_down().map_or_else(|| "up".into(), |why| format!("down: {why}")),
+            pool_state: if pool_failure.is_some() { PoolState::Down } else { PoolState::Up },
+            pool_failure,
             fast: self.store.devices().iter().map(|device| device_status(&self.store, device)).collect(),
             tiers: self.tier_statuses(),
             limit_bytes: budget.limit(),

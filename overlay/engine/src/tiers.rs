@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_api::operator::{DeviceStatus, TierStatus};
+use forebay_api::operator::{DeviceState, DeviceStatus, TierStatus};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{ContentId, ContentStore, Device, SpaceReservation, StorageTier};
 use forebay_policy::Policy;
@@ -174,15 +174,23 @@ impl Inner {
 pub(crate) fn device_status(store: &ContentStore, device: &Device) -> DeviceStatus {
     let health = device.health();
     let tier = store.tiers().iter().find(|tier| store.has_tiers() && tier.devices.contains(&device.number));
-    let (total_bytes, free_bytes, state) = match rustix::fs::statvfs(&device.path) {
-        Ok(s) => (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize, health.name().into()),
-        Err(e) => (0, 0, format!("bad: {e}")),
+    let space = rustix::fs::statvfs(&device.path);
+    let state = match &space {
+        Err(_) => DeviceState::Bad,
+        Ok(_) if health.is_healthy() => DeviceState::Healthy,
+        Ok(_) if health.is_used() => DeviceState::Suspect,
+        Ok(_) => DeviceState::Bypassed,
     };
+    let (total_bytes, free_bytes) =
+        space.as_ref().map_or((0, 0), |s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize));
     DeviceStatus {
         path: device.path.display().to_string(),
         total_bytes,
         free_bytes,
         state,
+        holds_catalog: health.holds_catalog(),
+        probe_worked: health.probe_worked(),
+        failure: space.err().map(|errno| errno.to_string()),
         tier: tier.map(|tier| tier.name.clone()),
         errors: health.errors(),
         last_error: device.last_error(),

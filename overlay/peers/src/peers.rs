@@ -262,25 +262,20 @@ impl Peers {
                 node: member.id.to_string(),
                 address: member.address.clone(),
                 is_cache: member.role == Role::Cache,
-                sources: of_sources
-                    .get(&member.id)
-                    .into_iter()
-                    .flatten()
-                    .map(|source| source.as_str().into())
-                    .collect(),
+                sources: of_sources.get(&member.id).cloned().unwrap_or_default(),
                 state: peer_state,
                 share: shares.get(seat).copied().unwrap_or_default(),
                 read_bytes: traffic.read_bytes,
                 given_bytes: traffic.given_bytes,
                 passed_over: reasons(&traffic.passed_over),
-                last_passed_over: traffic.last.map(|why| why.as_str().to_owned()),
+                last_passed_over: traffic.last,
                 sees_other_members: traffic.members.is_some_and(|members| members != own),
             }
         };
         PeersStatus {
             node: cluster.this.to_string(),
             listen: cluster.settings.listen,
-            placement: cluster.settings.placing.placement.as_str().to_owned(),
+            placement: cluster.settings.placing.placement,
             members: cluster.roster.members().iter().enumerate().map(member).collect(),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             given_bytes: self.given_bytes.load(Ordering::Relaxed),
@@ -328,8 +323,8 @@ impl PeersState {
     }
 }
 
-fn reasons(pass_overs: &PassOvers) -> Vec<(String, u64)> {
-    pass_overs.iter().map(|(why, count)| (why.as_str().to_owned(), count)).collect()
+fn reasons(pass_overs: &PassOvers) -> Vec<(PassOver, u64)> {
+    pass_overs.iter().collect()
 }
 
 /// Ranges of files with which something is being done.

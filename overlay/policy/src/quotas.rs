@@ -325,6 +325,7 @@ mod tests {
     #[test]
     fn differences_show_quotas() {
         let (none, some) = (Policy::parse("").unwrap(), Policy::parse("[[quota]]\nuser = \"*\"\nfiles = 7\n").unwrap());
-        assert_eq!(none.differences(&some), ["quotas: none -> each user: files=7"]);
+        let found: Vec<String> = none.differences(&some).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["quotas: none -> each user: files=7"]);
     }
 }

@@ -148,6 +148,10 @@ fn directories_may_set_what_the_site_allows() {
     }
 }
 
+fn lines(old: &Policy, new: &Policy) -> Vec<String> {
+    old.differences(new).iter().map(ToString::to_string).collect()
+}
+
 #[test]
 fn differences_name_each_setting_and_rule() {
     let old = Policy::parse(
@@ -159,7 +163,7 @@ fn differences_name_each_setting_and_rule() {
     );
     let (old, new) = (old.unwrap(), new.unwrap());
     assert_eq!(
-        old.differences(&new),
+        lines(&old, &new),
         [
             "space.evictor: gittins -> lru",
             "default flush: idle:5s -> manual",

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A process. The start tick distinguishes it from a later process with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Process {
     pub pid: u32,
     pub start_ticks: u64,

@@ -10,6 +10,7 @@ const VERSION: u32 = 1;
 
 /// A profile as JSON or TOML.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ProfileDocument {
     pub version: u32,
@@ -27,6 +28,7 @@ pub struct ProfileDocument {
 
 /// One run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RunDocument {
     /// Seconds since 1970.
@@ -37,6 +39,7 @@ pub struct RunDocument {
 
 /// One number or date in the arguments of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ParameterDocument {
     /// The n-th word after the program, from 1; absent for the array index.
@@ -55,6 +58,7 @@ pub struct ParameterDocument {
 
 /// One file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FileDocument {
     /// Relative to the mount.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The unit of a number in a path or an argument. All but `Count` and `Month` count from the beginning of 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
     /// A plain number.

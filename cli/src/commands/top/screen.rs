@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use forebay_api::jobs::ObserverKind;
+use forebay_api::operator::PoolState;
 use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -13,6 +14,7 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 use super::mount_sample::{Details, MountSample};
 use super::panels::{History, SOURCES, aligned, draw_calls, draw_fast_pool, draw_throughput};
 use super::table::{Tab, TableRow, Value, dirty, files, is_text, is_wide, jobs};
+use crate::commands::status::pool_state;
 use crate::values::shown;
 
 /// Rows that a screen must have for the part in the middle: the table comes first.
@@ -244,8 +246,8 @@ impl Screen {
         }
         if let Some(sample) = &mount.sample {
             let status = &sample.status;
-            let state = format!("  {}  {}", status.pool, status.pool_state);
-            spans.push(if status.pool_state == "up" { state.into() } else { state.red().bold() });
+            let state = format!("  {}  {}", status.pool, pool_state(status));
+            spans.push(if status.pool_state == PoolState::Up { state.into() } else { state.red().bold() });
             if sample.used.observer.kind != ObserverKind::Ebpf {
                 spans.push("  without eBPF: requests to the daemon alone".into());
             }

@@ -11,18 +11,13 @@ use super::parse;
 /// The file in a runtime directory that holds a policy that was put into force after the mount.
 pub const APPLIED: &str = "policy.json";
 
-/// Sections that a running daemon does not read again.
-const AT_NEXT_MOUNT: [&str; 6] = ["tiers", "space.evictor", "shares.", "pool.", "cpu.", "prefetch.online"];
-
 pub async fn carry_out(overlay: &Overlay, verb: PolicyVerb, pool: &str, runtime: &Runtime) -> Result<Reply, Failure> {
     match verb {
         PolicyVerb::Explain { path } => Ok(Reply::PolicyExplanation(overlay.explain_policy(&parse(&path)?).await?)),
         PolicyVerb::Apply { files, dry_run } => {
             let files = policy_files::from_wire(files);
             let policy = policy_files::compile(&files, pool)?;
-            let mut effect = overlay.policy_effect(policy).await?;
-            let is_late = |line: &&String| AT_NEXT_MOUNT.iter().any(|section| line.starts_with(section));
-            effect.at_next_mount = effect.differences.iter().filter(is_late).cloned().collect();
+            let effect = overlay.policy_effect(policy).await?;
             if !dry_run {
                 let text = serde_json::to_vec(&files).map_err(|e| Failure::usage(e.to_string()))?;
                 // Kept first: a worker that starts again must have the policy that this answer reports.

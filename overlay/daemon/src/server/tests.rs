@@ -101,6 +101,10 @@ async fn nonsense_is_answered_by_an_error_that_says_so() {
     });
     let Reply::Error(failure) = serde_json::from_str(&line.await.unwrap()).unwrap() else { panic!("no error") };
     assert_eq!(failure.kind, FailureKind::Usage);
+    let newer = replies(daemon.entry.runtime.socket(), b"{\"api\":9,\"program\":\"9.8\",\"op\":\"status\"}\n");
+    let newer = newer.await.unwrap();
+    let [Reply::Error(failure)] = &newer[..] else { panic!("{newer:?}") };
+    assert!(failure.what.contains("forebay 9.8") && failure.what.contains("version 9"), "{failure}");
     let replies = call(&daemon, Request::Ls { path: "a/../b".into(), recursive: false }).await;
     assert!(matches!(&replies[..], [Err(f)] if f.kind == FailureKind::Usage), "{replies:?}");
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_api::paths;
-use forebay_api::views::ViewChanges;
+use forebay_api::views::{ViewChange, ViewChanges};
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -25,14 +25,14 @@ const NAMED_MAX: usize = 100;
 const ASKED_AT_ONCE: usize = 16;
 
 /// Counts a difference, and names some of them.
-fn note(changes: &mut ViewChanges, what: &str, path: &PoolPath) {
+fn note(changes: &mut ViewChanges, what: ViewChange, path: &PoolPath) {
     match what {
-        "changed" => changes.changed += 1,
-        "added" => changes.added += 1,
-        _ => changes.removed += 1,
+        ViewChange::Changed => changes.changed += 1,
+        ViewChange::Added => changes.added += 1,
+        ViewChange::Removed => changes.removed += 1,
     }
     if changes.named.len() < NAMED_MAX {
-        changes.named.push((what.to_owned(), paths::encode(path.as_bytes())));
+        changes.named.push((what, paths::encode(path.as_bytes())));
     }
 }
 
@@ -68,8 +68,8 @@ impl Inner {
         let mut left = vec![(root, kind, shown, tree.to_owned())];
         while let Some((ino, kind, path, there)) = left.pop() {
             match fs::symlink_metadata(&there) {
-                Err(_) => note(&mut changes, "added", &path),
-                Ok(meta) if !self.is_shown_by(ino, kind, &meta) => note(&mut changes, "changed", &path),
+                Err(_) => note(&mut changes, ViewChange::Added, &path),
+                Ok(meta) if !self.is_shown_by(ino, kind, &meta) => note(&mut changes, ViewChange::Changed, &path),
                 Ok(_) if kind == FileKind::Directory => {
                     let mut gone: HashSet<OsString> = names_in(&there);
                     for entry in self.entries(ino)? {
@@ -77,7 +77,9 @@ impl Inner {
                         gone.remove(name);
                         left.push((entry.ino, entry.kind, path.join(&entry.name), there.join(name)));
                     }
-                    gone.iter().for_each(|name| note(&mut changes, "removed", &path.join(name.as_bytes())));
+                    let mut removed =
+                        |name: &OsString| note(&mut changes, ViewChange::Removed, &path.join(name.as_bytes()));
+                    gone.iter().for_each(&mut removed);
                 }
                 Ok(_) => {}
             }

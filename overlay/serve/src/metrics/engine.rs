@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_api::operator::{Counters, Status, TierStatus};
+use forebay_api::operator::{Counters, DeviceState, PoolState, Status, TierStatus};
 use forebay_backends::decorators::{CallKind, Metrics, MetricsSnapshot};
 use forebay_engine::Overlay;
 use forebay_system::clock::unix_now;
@@ -11,9 +11,6 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::exposition::Exposition;
-
-/// The states of a device; [`forebay_api::operator::DeviceStatus::state`] begins with one of them.
-const DEVICE_STATES: [&str; 4] = ["healthy", "suspect", "bypassed", "bad"];
 
 /// Exports an engine: its space, its queues, what it read and wrote, and its calls to the pool.
 pub struct EngineMetrics {
@@ -88,10 +85,8 @@ fn devices(out: &mut Exposition<'_>, status: &Status) -> fmt::Result {
         each().map(|(number, device)| ([("device", number)], device.free_bytes as f64)),
     )?;
     let states = each().flat_map(|(number, device)| {
-        DEVICE_STATES.map(|state| {
-            let is_in_it = device.state.starts_with(state);
-            ([("device", number), ("state", state)], f64::from(u8::from(is_in_it)))
-        })
+        DeviceState::ALL
+            .map(|state| ([("device", number), ("state", state.name())], f64::from(u8::from(device.state == state))))
     });
     out.gauges("device_state", "1 for the state that a device of the fast pool is in, 0 for the others", states)?;
     out.counters(
@@ -202,7 +197,7 @@ fn observer(out: &mut Exposition<'_>, status: &Status) -> fmt::Result {
 }
 
 fn pool_calls(out: &mut Exposition<'_>, calls: &MetricsSnapshot, status: &Status) -> fmt::Result {
-    out.gauge("pool_up", "1 while the pool answers", f64::from(u8::from(status.pool_state == "up")))?;
+    out.gauge("pool_up", "1 while the pool answers", f64::from(u8::from(status.pool_state == PoolState::Up)))?;
     out.gauge("pool_calls_in_flight", "Calls to the pool that wait for their answers", calls.in_flight as f64)?;
     let kinds = || CallKind::ALL.into_iter().filter(|kind| !kind.is_step());
     let outcomes = kinds().flat_map(|kind| {

@@ -183,7 +183,8 @@ function drawHead(status) {
   byId("version").textContent = status.version;
   byId("pid").textContent = status.pid;
   document.title = "Forebay " + (status.mountpoint || "");
-  badge("pool-state", "pool " + status.pool_state, status.pool_state === "up");
+  badge("pool-state", "pool " + status.pool_state + (status.pool_failure ? ": " + status.pool_failure : ""),
+    status.pool_state === "up");
   badge("passthrough", status.passthrough ? "passthrough" : "no passthrough: " + status.no_passthrough, status.passthrough ? true : undefined);
   const observer = status.observer;
   const seen = observer.kind === "ebpf";

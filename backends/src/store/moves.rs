@@ -21,13 +21,13 @@ struct Moving {
 
 /// The rename is shown as long as this lives.
 #[derive(Debug)]
-pub(super) struct ShownMove {
+pub(crate) struct ShownMove {
     moves: Arc<Mutex<Vec<Arc<Moving>>>>,
     moving: Arc<Moving>,
 }
 
 impl Moves {
-    pub(super) fn begin(&self, from: &str, to: &str) -> ShownMove {
+    pub(crate) fn begin(&self, from: &str, to: &str) -> ShownMove {
         let what = format!("rename of {from} to {to}");
         let (copied, removed, all_copied) = Default::default();
         let moving = Arc::new(Moving { what, copied, removed, all_copied });
@@ -35,7 +35,7 @@ impl Moves {
         ShownMove { moves: Arc::clone(&self.0), moving }
     }
 
-    pub(super) fn under_way(&self) -> Vec<WorkProgress> {
+    pub(crate) fn under_way(&self) -> Vec<WorkProgress> {
         self.0.lock().iter().map(|moving| moving.as_it_stands()).collect()
     }
 }
@@ -55,15 +55,15 @@ impl Moving {
 }
 
 impl ShownMove {
-    pub(super) fn copied(&self) {
+    pub(crate) fn copied(&self) {
         self.moving.copied.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn all_copied(&self) {
+    pub(crate) fn all_copied(&self) {
         self.moving.all_copied.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn removed(&self) {
+    pub(crate) fn removed(&self) {
         self.moving.removed.fetch_add(1, Ordering::Relaxed);
     }
 }
