@@ -103,11 +103,11 @@ impl RequestSender {
     }
 }
 
-/// What to do if a client and a daemon do not understand each other. To unmount needs no answer of the daemon.
+/// What to do if a client and a daemon do not understand each other.
 fn remedy_for(client: &str, daemon: &str) -> String {
     format!(
-        "unmount, and mount again with forebay {client} (what is not flushed stays in the fast pool); or run the command \
-         with forebay {daemon}"
+        "run the command with forebay {daemon}; or `umount --flush` with forebay {daemon}, and mount again with forebay \
+         {client}"
     )
 }
 

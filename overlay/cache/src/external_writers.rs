@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 /// Returns whether any other descriptor or mapping of the file exists. Takes a lease for writing, which the kernel
 /// grants only if none exists (`fcntl(2)`, `F_SETLEASE`), and returns it at once. `false` if the file system has no
 /// leases.
-pub fn has_external_writers(file: &File) -> bool {
+pub fn is_open_elsewhere(file: &File) -> bool {
     let set = |lease: libc::c_int| {
         // SAFETY: takes numbers.
         let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) };
@@ -43,17 +43,17 @@ mod tests {
         let open = || File::options().read(true).write(true).create(true).truncate(false).open(dir.path().join("a"));
         let file = open().unwrap();
         file.set_len(4096).unwrap();
-        assert!(!has_external_writers(&file));
+        assert!(!is_open_elsewhere(&file));
         let other = open().unwrap();
-        assert!(has_external_writers(&file));
+        assert!(is_open_elsewhere(&file));
         // SAFETY: a new mapping, which is not accessed.
         let mapped =
             unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_WRITE, libc::MAP_SHARED, other.as_raw_fd(), 0) };
         assert_ne!(mapped, libc::MAP_FAILED);
         drop(other);
-        assert!(has_external_writers(&file));
+        assert!(is_open_elsewhere(&file));
         // SAFETY: the mapping from above.
         unsafe { libc::munmap(mapped, 4096) };
-        assert!(!has_external_writers(&file));
+        assert!(!is_open_elsewhere(&file));
     }
 }

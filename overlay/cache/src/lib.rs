@@ -28,7 +28,7 @@ pub use allocated::has_space;
 pub use copy::CopyEnd;
 pub use device::Device;
 pub use extents::ExtentSet;
-pub use external_writers::has_external_writers;
+pub use external_writers::is_open_elsewhere;
 pub use health::{DeviceHealth, is_device_error};
 pub use preallocated::{ContentNumbers, PreallocatedFiles};
 pub use space::{Reservation, SpaceBudget};

@@ -1,7 +1,7 @@
 //! Content files that are made ahead of need: making one is the longest step of a create, and another processor can do
 //! it meanwhile.
 //!
-//! No record names a spare content file. Spare files that a killed daemon leaves are removed by the sweep of orphans after
+//! No record names a spare content file. Those that a killed daemon leaves are removed by the sweep of orphans after
 //! the next start.
 
 use std::collections::VecDeque;

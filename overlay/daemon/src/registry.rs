@@ -276,8 +276,8 @@ fn not_found(path: &Path, followed: &Path, ours: &[PathBuf]) -> Failure {
             ),
         )
         .remedy(format!(
-            "unmount, and mount again with this version (what is not flushed stays in the fast pool); or run the command \
-             with forebay {version}"
+            "run the command with forebay {version}; or `umount --flush` with forebay {version}, and mount again with this \
+             version"
         )),
         Some((mount, None)) => Failure::new(
             FailureKind::NoDaemon,

@@ -4,7 +4,6 @@
 //! It may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it
 //! withholds notifications that this answer makes unnecessary (`Answering`).
 
-use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use forebay_policy::QuotaSubject;
 use forebay_system::clock::stamp_now;
 
 use super::coherence::Age;
-use super::set_id::{is_written_since, note_set_id};
+use super::set_id::{content_now, is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
 use crate::node::{Node, NodeState};
@@ -65,16 +64,14 @@ impl Overlay {
             other => other?,
         }
         let node = inner.node(ino)?;
-        let recorded = inner.take_set_id(&node);
-        // Later changes may be too late for this answer.
-        answering.end();
-        let mut attr = inner.attr_of(&node)?;
-        match recorded {
-            // The bits must not be shown, whether or not that can be recorded now.
-            Err(e) if e.is(ErrorKind::NoSpace) => drop_set_id(&mut attr.mode),
+        match inner.take_set_id(&node) {
+            // The bits are not shown, although that cannot be recorded now.
+            Err(e) if e.is(ErrorKind::NoSpace) => {}
             recorded => recorded?,
         }
-        Ok((attr, inner.ttl_of(&node)))
+        // Later changes may be too late for this answer.
+        answering.end();
+        Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
 
     /// Changes attributes. The kernel checks whether the caller may (`default_permissions`).
@@ -140,11 +137,15 @@ impl Inner {
                 (state.growth.shown_bytes.unwrap_or(r.size), r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
             }
         };
+        let mut mode = state.record.mode;
+        if is_written_since(&state)? {
+            drop_set_id(&mut mode);
+        }
         let record = &state.record;
         Ok(Attr {
             ino: node.ino,
             kind: record.kind,
-            mode: record.mode,
+            mode,
             uid: record.uid,
             gid: record.gid,
             nlink: record.nlink(),
@@ -201,7 +202,6 @@ impl Inner {
             SetTime::Now => now,
             SetTime::At(time) => time,
         };
-        let times_set = &Cell::new(Ok(()));
         let mut txn = Txn::begin(self);
         let has_content = txn.record(node.ino)?.file.is_dirty();
         let content = match has_content {
@@ -248,15 +248,26 @@ impl Inner {
         if *change != Change::default() {
             record.ctime = now;
         }
-        let (kind, mode, atime, mtime) = (record.kind, record.mode, record.atime, record.mtime);
-        if let (true, Some(content)) = (sets_times, content) {
-            let set = move || super::handles::set_mtime(&content.file, atime, mtime);
-            txn.on_commit(node.ino, move |_| times_set.set(set()))?;
+        let (kind, mode, atime) = (record.kind, record.mode, record.atime);
+        let before = content_now(txn.state(node.ino)?)?;
+        if let (true, Some(content)) = (sets_times, &content) {
+            super::handles::set_times(&content.file, Some(atime), change.mtime.map(at))?;
         }
-        // After the times of the content file are set.
-        txn.on_commit(node.ino, move |state| note_set_id(state, kind, mode))?;
-        txn.commit()?;
-        times_set.replace(Ok(()))
+        let after = content_now(txn.state(node.ino)?)?;
+        if txn.state(node.ino)?.bypass.set_id_since().is_some_and(|since| Some(since) == before) {
+            // The times changed, and no write: that is so, whether or not the change is recorded.
+            txn.state_at_once(node.ino)?.bypass.note_set_id(after);
+        }
+        txn.on_commit(node.ino, move |state| note_set_id(state, kind, mode, after))?;
+        let committed = txn.commit();
+        if let (true, Err(_), Some(content), Some((_, mtime))) = (sets_times, &committed, &content, before) {
+            let mut state = node.state.lock();
+            super::handles::set_times(&content.file, None, Some(mtime))?;
+            if state.bypass.set_id_since().is_some_and(|since| Some(since) == after) {
+                state.bypass.note_set_id(before);
+            }
+        }
+        committed
     }
 }
 

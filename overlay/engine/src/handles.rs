@@ -543,7 +543,14 @@ fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
 /// Sets the times of a content file to those of the overlay: while content is dirty, the times of its content file are
 /// the truth.
 pub(super) fn set_mtime(file: &std::fs::File, atime: Time, mtime: Time) -> Result<()> {
-    let spec = |t: Time| rustix::fs::Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
+    set_times(file, Some(atime), Some(mtime))
+}
+
+/// Sets times of a content file; `None`: one stays as it is.
+pub(super) fn set_times(file: &std::fs::File, atime: Option<Time>, mtime: Option<Time>) -> Result<()> {
+    let omitted = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let spec =
+        |t: Option<Time>| t.map_or(omitted, |t| rustix::fs::Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() });
     let times = rustix::fs::Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
     rustix::fs::futimens(file, &times).map_err(|e| failed(e.into()))
 }

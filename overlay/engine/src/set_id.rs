@@ -25,6 +25,11 @@ pub(super) fn is_written_since(state: &NodeState) -> Result<bool> {
     Ok(written(&content.file)? != since)
 }
 
+/// Returns what each write of the content changes; `None` if the daemon does not have the content open.
+pub(super) fn content_now(state: &NodeState) -> Result<Option<Written>> {
+    state.content.as_ref().map(|content| written(&content.file)).transpose()
+}
+
 fn written(file: &File) -> Result<Written> {
     Stamp::of(file).map(|stamp| (stamp.size, stamp.mtime))
 }
@@ -44,22 +49,18 @@ impl Inner {
         drop_set_id(&mut record.mode);
         record.dirty.mode = true;
         record.ctime = stamp_now();
-        txn.commit()?;
+        let committed = txn.commit();
+        // The bits are not shown any more, whether or not that could be recorded.
         self.tell_kernel_inode(node.ino, false);
-        Ok(())
+        committed
     }
 }
 
-/// Remembers the content of a file that gets set-id bits and may be written past the daemon. Called after its mode or
-/// times were set.
-pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32) {
-    if state.bypass.is_none() {
-        return;
+/// Remembers the content of a file that has set-id bits and may be written past the daemon. `content`: what it was after
+/// its mode or times were set; `None`: not known.
+pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32, content: Option<Written>) {
+    let has_bits = kind == FileKind::File && mode & 0o6000 != 0 && state.content.is_some();
+    if !state.bypass.is_none() {
+        state.bypass.note_set_id(has_bits.then(|| content.unwrap_or(UNKNOWN)));
     }
-    let has_bits = kind == FileKind::File && mode & 0o6000 != 0;
-    let now = match &state.content {
-        Some(content) if has_bits => Some(written(&content.file).unwrap_or(UNKNOWN)),
-        _ => None,
-    };
-    state.bypass.note_set_id(now);
 }

@@ -15,7 +15,7 @@ use super::iomode::InheritedOpens;
 /// Files that are opened again at the same time.
 const PARALLEL: usize = 64;
 
-/// Counts the inherited opens of each inode, for reading and for writing. A count is negative if releases arrived first.
+/// Counts the inherited opens of each inode, for reading and for writing. A count is negative if releases came first.
 #[derive(Default)]
 pub struct InheritedCounts {
     balance: Mutex<HashMap<(Ino, bool), i64>>,

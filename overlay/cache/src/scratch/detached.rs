@@ -3,7 +3,7 @@
 //! ```text
 //!   detach            the origin is recorded, the tree is moved to `commits/N/tree`: its user cannot reach it by a path
 //!   read              the entries are listed; each file gets the number of a content file
-//!   adopt             the moves are recorded in `commits/N/moves`, then each file is moved into the content store
+//!   move_into_store   the moves are recorded in `commits/N/moves`, then each file is moved into the content store
 //!   (the caller makes the records of the catalog, in one batch)
 //!   finish, or undo   the rest of the tree is removed; or everything moves back
 //! ```

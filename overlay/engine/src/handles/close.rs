@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_backends::{ErrorKind, Result};
-use forebay_cache::{ContentId, Stamp, has_external_writers};
+use forebay_backends::Result;
+use forebay_cache::{ContentId, Stamp, is_open_elsewhere};
 
 use super::super::{Inner, Ino, Overlay, Txn, is_writable};
 use super::tell_unless_gone;
@@ -101,7 +101,7 @@ impl Inner {
                 return Ok(());
             }
             let content = self.content(node.ino, &mut state)?;
-            let held = !state.bypass.is_none() && has_external_writers(&content.file);
+            let held = !state.bypass.is_none() && is_open_elsewhere(&content.file);
             if !held && !self.end_bypass(node.ino, &mut state) {
                 // It is still immutable, and is settled once it is not.
                 return Ok(());
@@ -155,14 +155,10 @@ impl Inner {
                     self.writing.lock().remove(&ino);
                     continue;
                 }
-                let held = || state.content.as_ref().is_some_and(|content| has_external_writers(&content.file));
+                let held = || state.content.as_ref().is_some_and(|content| is_open_elsewhere(&content.file));
                 !state.opens.has_writer() && !held()
             };
-            let settled =
-                if unmapped { self.settle(&node).and_then(|()| self.drop_written_around(&node)) } else { Ok(()) };
-            // Without room in the catalog, it is tried again.
-            if let Err(error) = settled.or_else(|error| if error.is(ErrorKind::NoSpace) { Ok(()) } else { Err(error) })
-            {
+            if unmapped && let Err(error) = self.settle(&node).and_then(|()| self.drop_written_around(&node)) {
                 // A damaged file must not keep the other files from being counted and stopped.
                 self.writing.lock().remove(&ino);
                 tell_unless_gone(&node, &error, "after the last mapping");
@@ -187,7 +183,7 @@ impl Inner {
         let state = txn.state(node.ino)?;
         let Some(content) = state.content.clone() else { return Ok(false) };
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        if may_change(&state.opens) || has_external_writers(&content.file) || Stamp::of(&content.file)? != stamp {
+        if may_change(&state.opens) || is_open_elsewhere(&content.file) || Stamp::of(&content.file)? != stamp {
             return Ok(false);
         }
         if !txn.record(node.ino)?.in_pool() {

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Error, ErrorKind, Part, Piece, Pieces, Result, Side, Time};
-use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, has_external_writers};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, is_open_elsewhere};
 use forebay_catalog::{Spilled, SpilledRange};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
@@ -187,7 +187,7 @@ impl Inner {
                 && Stamp::of(&content.file)? == stamp;
             // A file with spilled ranges is changed only with the flush lock.
             let is_changing = !was_spilled && state.opens.is_changing();
-            if !same || is_changing || state.opens.may_pass_through() || has_external_writers(&content.file) {
+            if !same || is_changing || state.opens.may_pass_through() || is_open_elsewhere(&content.file) {
                 return Ok(Spill::Wasted);
             }
             // From now on, no writer of it can be stopped: the content file stays writable.
@@ -577,8 +577,5 @@ fn punch(content: &Content, range: &Range<u64>) -> Result<()> {
 
 /// Gives a content file the modification time from before a change of the daemon's own.
 fn set_mtime(content: &Content, mtime: Time) -> Result<()> {
-    let omit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
-    let mtime = rustix::fs::Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() };
-    let times = rustix::fs::Timestamps { last_access: omit, last_modification: mtime };
-    rustix::fs::futimens(&*content.file, &times).map_err(|e| failed(e.into()))
+    super::set_times(&content.file, None, Some(mtime))
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, SetAttrs, Side, Stat, Time, Version};
-use forebay_cache::has_external_writers;
+use forebay_cache::is_open_elsewhere;
 use forebay_catalog::InodeRecord;
 use forebay_policy::{FlushPolicy, Write};
 use forebay_system::clock::stamp_now;
@@ -135,7 +135,7 @@ impl Inner {
         }
         // Without a descriptor of its own, the daemon would not see that the kernel has one.
         let content = self.content(node.ino, &mut state)?;
-        Ok(state.opens.may_bypass() || has_external_writers(&content.file))
+        Ok(state.opens.may_bypass() || is_open_elsewhere(&content.file))
     }
 
     /// Returns whether the policy lets bytes of a file go to the pool without a request.
@@ -178,8 +178,8 @@ impl Inner {
             None => None,
         };
         let state = txn.state(ino)?;
-        let is_held_open = content.is_some_and(|content| has_external_writers(&content.file));
-        let is_used = state.opens.is_changing() || state.opens.may_bypass() || is_held_open;
+        let is_open_outside = content.is_some_and(|content| is_open_elsewhere(&content.file));
+        let is_used = state.opens.is_changing() || state.opens.may_bypass() || is_open_outside;
         let record = txn.record(ino)?;
         if is_used || record.file.is_dirty() || !record.in_pool() {
             return Ok(false);

@@ -12,8 +12,8 @@ use crate::{Inner, Ino};
 /// The bytes that stages are about to lease, of users with a limit.
 #[derive(Debug, Default)]
 pub(crate) struct StagesUnderWay {
-    /// Held during a check, so that stages that begin at the same time are checked one by one. It reads the catalog, and
-    /// may ask who a user is.
+    /// Held during a check, so that stages that begin at the same time are checked one by one. A check reads the
+    /// catalog, and may ask who a user is.
     turn: Mutex<()>,
     stages: Mutex<Stages>,
 }

@@ -53,12 +53,14 @@ impl OpenFiles {
     pub fn open(&self, user: u32, ino: Option<Ino>, max: impl Fn(OpenCounts) -> u64) -> Result<UserSlot, OpenCounts> {
         let account = self.account(user);
         let count = || {
-            let of_user = account.files.load(Ordering::Acquire);
+            // The user's count first, so that opens of one user at the same time see each other.
+            let of_user = account.files.fetch_add(1, Ordering::AcqRel);
             let one_more = |of_all| (of_all < max(OpenCounts { of_user, of_all })).then_some(of_all + 1);
             let counted = self.total.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
-            counted.map_err(|of_all| OpenCounts { of_user, of_all })?;
-            account.files.fetch_add(1, Ordering::AcqRel);
-            Ok(())
+            counted.map(drop).map_err(|of_all| {
+                account.files.fetch_sub(1, Ordering::AcqRel);
+                OpenCounts { of_user, of_all }
+            })
         };
         match ino.map(|ino| self.times.entry((user, ino))) {
             Some(Entry::Occupied(mut times)) => *times.get_mut() += 1,

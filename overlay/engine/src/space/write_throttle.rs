@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::{Content, has_external_writers};
+use forebay_cache::{Content, is_open_elsewhere};
 use parking_lot::Mutex;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tokio::sync::Notify;
@@ -238,7 +238,7 @@ impl Inner {
         self.release_content(node.ino);
         let ended = {
             let mut state = node.state.lock();
-            !state.opens.may_bypass() && !has_external_writers(&content.file) && self.end_bypass(node.ino, &mut state)
+            !state.opens.may_bypass() && !is_open_elsewhere(&content.file) && self.end_bypass(node.ino, &mut state)
         };
         if ended {
             return Ok(());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::{Content, ContentId, CopyEnd, Stamp, StorageTier, has_external_writers};
+use forebay_cache::{Content, ContentId, CopyEnd, Stamp, StorageTier, is_open_elsewhere};
 use forebay_system::clock::unix_now;
 
 use crate::handles::{failed, set_mtime};
@@ -113,7 +113,7 @@ impl Inner {
         let passes = self.may_pass_through(ContentId(content.id));
         passes && {
             self.release_content(node.ino);
-            has_external_writers(&content.file)
+            is_open_elsewhere(&content.file)
         }
     }
 

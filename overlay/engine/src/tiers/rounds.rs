@@ -200,6 +200,6 @@ impl Inner {
             self.trash.pending_bytes(),
             bytes,
         );
-        self.evict_of_tier(wanted, &|key| !self.tiers.uses.lock().has_external_writers(Ino(key)))
+        self.evict_of_tier(wanted, &|key| !self.tiers.uses.lock().is_in_faster_tier(Ino(key)))
     }
 }

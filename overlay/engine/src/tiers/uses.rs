@@ -71,7 +71,7 @@ impl TierUses {
     }
 
     /// Returns whether a faster tier may hold content of a file.
-    pub fn has_external_writers(&self, ino: Ino) -> bool {
+    pub fn is_in_faster_tier(&self, ino: Ino) -> bool {
         self.held.iter().any(|held| held.contains(&ino))
     }
 
@@ -133,9 +133,9 @@ mod tests {
         let mut uses = TierUses::new(vec![1, 1]);
         (1..=3).for_each(|ino| uses.holds(Ino(ino), 0));
         uses.used(Ino(1), 0);
-        assert!(uses.coldest(0) == Some(Ino(2)) && uses.has_external_writers(Ino(2)));
+        assert!(uses.coldest(0) == Some(Ino(2)) && uses.is_in_faster_tier(Ino(2)));
         uses.forget(Ino(2), 0);
-        assert_eq!((uses.coldest(0), uses.held(0), uses.has_external_writers(Ino(2))), (Some(Ino(3)), 2, false));
+        assert_eq!((uses.coldest(0), uses.held(0), uses.is_in_faster_tier(Ino(2))), (Some(Ino(3)), 2, false));
     }
 
     #[test]

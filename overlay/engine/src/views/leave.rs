@@ -49,6 +49,11 @@ impl Inner {
                 let copy = inner.preallocated.take()?;
                 let copy_id = ContentId(copy.id);
                 inner.store.copy_content(id, &copy.file, || true)?;
+                if let Err(error) = inner.catalog.check_written_back(&content) {
+                    // What was copied may not be what was written.
+                    inner.give_up_unwritten(&node, id)?;
+                    return Err(error);
+                }
                 // The content may be the only copy.
                 copy.file.sync_data().map_err(failed)?;
                 let occupied = copy.file.metadata().map_err(failed)?.blocks() * 512;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
-use forebay_cache::{Stamp, has_external_writers};
+use forebay_cache::{Stamp, is_open_elsewhere};
 use forebay_catalog::{InodeRecord, SentWhat};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -195,7 +195,7 @@ impl Inner {
             return Ok(true);
         }
         let content = self.content(node.ino, &mut state)?;
-        let held = state.opens.has_writer() || has_external_writers(&content.file);
+        let held = state.opens.has_writer() || is_open_elsewhere(&content.file);
         Ok(held && Stamp::of(&content.file)? == stamp)
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Result, Side, Stat, Time};
 use forebay_cache::Content;
-use forebay_cache::{CHUNK_BYTES, ContentId, Stamp, has_external_writers};
+use forebay_cache::{CHUNK_BYTES, ContentId, Stamp, is_open_elsewhere};
 use forebay_catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
@@ -104,7 +104,7 @@ impl Inner {
                 match self.ask(put).await {
                     Ok(stat) => {
                         let is_held =
-                            self.node(ino)?.state.lock().opens.has_writer() || has_external_writers(&content.file);
+                            self.node(ino)?.state.lock().opens.has_writer() || is_open_elsewhere(&content.file);
                         if is_held && !(held && settled) {
                             // It stays dirty, based on what the pool has now: after a power cut, the content must not be
                             // older than that.
@@ -157,7 +157,7 @@ impl Inner {
         let content = {
             let mut state = node.state.lock();
             let content = self.content(ino, &mut state)?;
-            if !state.opens.has_writer() && !has_external_writers(&content.file) {
+            if !state.opens.has_writer() && !is_open_elsewhere(&content.file) {
                 return Ok(());
             }
             content
@@ -179,7 +179,7 @@ impl Inner {
             let content = self.content(ino, &mut state)?;
             self.catalog.check_kept(ContentId(content.id))?;
             let stamp = Stamp::of(&content.file)?;
-            if !state.opens.has_writer() && !has_external_writers(&content.file) {
+            if !state.opens.has_writer() && !is_open_elsewhere(&content.file) {
                 // No program can open it while its state is locked: every write from now on begins after the stamp.
                 let apart = self.store.tells_times_apart(&stamp);
                 let (record, generation) = (state.record.clone(), state.generation);
@@ -304,8 +304,7 @@ impl Inner {
         let state = txn.state(ino)?;
         let content = state.content.clone();
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        let held =
-            state.opens.has_writer() || content.as_ref().is_some_and(|content| has_external_writers(&content.file));
+        let held = state.opens.has_writer() || content.as_ref().is_some_and(|content| is_open_elsewhere(&content.file));
         let unchanged = match &content {
             Some(content) => Stamp::of(&content.file)? == uploaded.stamp,
             None => true,

@@ -43,11 +43,21 @@ function fault(text) {
   return text ? element("span", "fault", text) : null;
 }
 
+function deviceState(device) {
+  let why = device.failure;
+  if (device.state === "suspect" && device.holds_catalog) {
+    why = "it holds the catalog, so it cannot be bypassed";
+  } else if (device.state === "bypassed" && device.probe_worked) {
+    why = "a probe worked";
+  }
+  return why ? device.state + ": " + why : device.state;
+}
+
 function drawDevices(status) {
   drawTable("devices", [
     ["Directory", "path", (d) => d.path],
     ["Tier", "", (d) => d.tier],
-    ["State", "", (d) => (d.state === "healthy" ? "✓ healthy" : fault("▲ " + d.state))],
+    ["State", "", (d) => (d.state === "healthy" ? "✓ healthy" : fault("▲ " + deviceState(d)))],
     ["Size", "right", (d) => exactBytes(d.total_bytes)],
     ["Free", "right", (d) => exactBytes(d.free_bytes)],
     ["Errors", "right", (d) => (d.errors ? fault(countText(d.errors)) : "0")],
