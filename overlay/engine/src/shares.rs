@@ -21,7 +21,7 @@ use forebay_system::descriptors;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use self::open_files::{OpenCounts, OpenFiles};
+use self::open_files::{OpenCounts, OpenFileCounts};
 use crate::Ino;
 
 /// Requests of ordinary users that may wait for something at the same time.
@@ -65,7 +65,7 @@ pub struct Shares {
     /// Counts of the ledger, which are read without its lock.
     waiting: AtomicUsize,
     charged: AtomicU64,
-    open_files: OpenFiles,
+    open_files: OpenFileCounts,
     /// When a message about a user's share was logged last.
     told: Mutex<HashMap<u32, Instant>>,
 }
@@ -85,7 +85,7 @@ impl Shares {
             ledger: Mutex::default(),
             waiting: AtomicUsize::new(0),
             charged: AtomicU64::new(0),
-            open_files: OpenFiles::new(),
+            open_files: OpenFileCounts::new(),
             told: Mutex::default(),
         })
     }

@@ -11,7 +11,7 @@ use crate::Ino;
 
 /// The open files of all users. A file that a user has open several times counts once: it takes one descriptor.
 #[derive(Debug)]
-pub(super) struct OpenFiles {
+pub(super) struct OpenFileCounts {
     /// How often a user has a file open.
     times: DashMap<(u32, Ino), u32>,
     users: DashMap<u32, Arc<OpenFilesOfUser>>,
@@ -34,7 +34,7 @@ pub(super) struct OpenCounts {
     pub of_all: u64,
 }
 
-impl OpenFiles {
+impl OpenFileCounts {
     pub fn new() -> Self {
         Self {
             times: DashMap::new(),
