@@ -103,8 +103,8 @@ impl RequestSender {
     }
 }
 
-/// What to do if a client and a daemon do not understand each other.
-fn remedy_for(client: &str, daemon: &str) -> String {
+/// What to do if a client and a daemon, of these versions of the program, do not understand each other.
+pub fn remedy_for(client: &str, daemon: &str) -> String {
     format!(
         "run the command with forebay {daemon}; or `umount --flush` with forebay {daemon}, and mount again with forebay \
          {client}"

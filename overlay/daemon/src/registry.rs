@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::config::MountConfig;
+use super::protocol::remedy_for;
 use super::{Failure, FailureKind, mounts, paths};
 pub use forebay_system::process::Process;
 
@@ -275,10 +276,7 @@ fn not_found(path: &Path, followed: &Path, ours: &[PathBuf]) -> Failure {
                 env!("CARGO_PKG_VERSION")
             ),
         )
-        .remedy(format!(
-            "run the command with forebay {version}; or `umount --flush` with forebay {version}, and mount again with this \
-             version"
-        )),
+        .remedy(remedy_for(env!("CARGO_PKG_VERSION"), &version)),
         Some((mount, None)) => Failure::new(
             FailureKind::NoDaemon,
             format!("{} is under the mount {}, but its daemon is not known here", path.display(), mount.display()),

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use forebay_backends::{Error, ErrorKind, Part, Piece, Pieces, Result, Side, Time};
+use forebay_backends::{Error, ErrorKind, Part, Piece, Pieces, Result, Side};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, is_open_elsewhere};
 use forebay_catalog::{Spilled, SpilledRange};
 use futures::future::BoxFuture;
@@ -27,7 +27,7 @@ use futures::{FutureExt, StreamExt, stream};
 
 use super::super::writeback::{next_data, written_meanwhile};
 use super::super::{Inner, Txn, blocking};
-use super::{failed, through};
+use super::{failed, set_times, through};
 use crate::node::{Node, NodeState};
 pub(crate) use parts::PartsUnderWay;
 
@@ -246,7 +246,7 @@ impl Inner {
                 let _state = locked.state.lock();
                 let mtime = Stamp::of(&punched.file)?.mtime;
                 punch(&punched, range)?;
-                set_mtime(&punched, mtime)
+                set_times(&punched.file, None, Some(mtime))
             })
         })
         .await?;
@@ -463,7 +463,7 @@ impl Inner {
                     let _state = locked.state.lock();
                     let mtime = Stamp::of(&restored.file)?.mtime;
                     std::os::unix::fs::FileExt::write_all_at(&*restored.file, &data, at).map_err(failed)?;
-                    set_mtime(&restored, mtime)
+                    set_times(&restored.file, None, Some(mtime))
                 })
                 .await?;
             }
@@ -573,9 +573,4 @@ fn punch(content: &Content, range: &Range<u64>) -> Result<()> {
     use rustix::fs::FallocateFlags;
     let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&*content.file, how, range.start, range.end - range.start).map_err(|e| failed(e.into()))
-}
-
-/// Gives a content file the modification time from before a change of the daemon's own.
-fn set_mtime(content: &Content, mtime: Time) -> Result<()> {
-    super::set_times(&content.file, None, Some(mtime))
 }
