@@ -10,12 +10,13 @@ use std::time::Duration;
 use forebay_tests::mount::{Mount, Options, Place, alone, content};
 use forebay_tests::process::{run, tool};
 
-/// All operations of fsx, with sizes and offsets of any alignment.
+/// All operations of fsx, with sizes and offsets of any alignment. No operation of 0 bytes: posix_fallocate refuses it, and
+/// then fsx 0.3.2 ends with an error, on each file system.
 const CONFIG: &str = "
 flen = 1048576
 [opsize]
 max = 131072
-min = 0
+min = 1
 align = 1
 [weights]
 close_open = 2

@@ -87,7 +87,7 @@ impl Mixed {
         let left: Vec<_> = left.into_iter().filter(|m| m.mountpoint.starts_with(self.place.mnt())).collect();
         assert!(left.is_empty(), "{left:?}");
         assert!(self.entries().is_empty(), "{:?}", self.entries());
-        assert!(multi_mount::MixedRoot::at(&self.place.mnt()).is_none());
+        assert!(multi_mount::MultiMountRoot::at(&self.place.mnt()).is_none());
         assert!(!registry::Runtime::of(&self.place.mnt()).dir().exists());
         assert_eq!(fs::read_dir(self.place.mnt()).unwrap().count(), 0);
     }

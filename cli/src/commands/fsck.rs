@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_api::operator::FsckReport;
-use forebay_daemon::multi_mount::MixedRoot;
+use forebay_daemon::multi_mount::MultiMountRoot;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client, offline};
@@ -14,7 +14,7 @@ use crate::targets;
 use crate::values::{bytes, files, shown};
 
 pub fn run(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
-    if let Some(root) = MixedRoot::meant_by(place) {
+    if let Some(root) = MultiMountRoot::meant_by(place) {
         return targets::each(root.places()?, output, |place| {
             output.heading(place.entry.mountpoint());
             Ok(told(&online(&place.entry, repair)?, output))

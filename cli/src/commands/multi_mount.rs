@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_api::operator::Status;
 use forebay_daemon::config::MountConfig;
-use forebay_daemon::multi_mount::{self, MixedRoot, MixedRootPlan};
+use forebay_daemon::multi_mount::{self, MultiMountPlan, MultiMountRoot};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, client};
 
@@ -73,7 +73,7 @@ pub fn run(
     Ok(Exit::Done)
 }
 
-fn show(plan: &MixedRootPlan, output: &Output) {
+fn show(plan: &MultiMountPlan, output: &Output) {
     for pool in &plan.pools {
         mount::show(pool, output);
     }
@@ -89,7 +89,7 @@ fn show(plan: &MixedRootPlan, output: &Output) {
 }
 
 /// Unmounts a mixed root: all of it or nothing.
-pub fn take_away(root: &MixedRoot, args: &args::UmountArgs, output: &Output) -> Result<Exit, Failure> {
+pub fn take_away(root: &MultiMountRoot, args: &args::UmountArgs, output: &Output) -> Result<Exit, Failure> {
     if !args.lazy {
         multi_mount::refuse_in_use(root)?;
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_api::jobs::{ObserverKind, ObserverStatus};
 use forebay_api::operator::{DeviceState, DeviceStatus, Status};
-use forebay_daemon::multi_mount::MixedRoot;
+use forebay_daemon::multi_mount::MultiMountRoot;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, client};
 
@@ -14,7 +14,7 @@ use crate::targets;
 use crate::values::{bytes, counted, files, moment, shown, span, under_way};
 
 pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let root = path.and_then(MixedRoot::meant_by);
+    let root = path.and_then(MultiMountRoot::meant_by);
     let entries: Vec<RegisteredMount> = match (&root, path) {
         (Some(root), _) => root.mounts().into_iter().filter_map(|(_, entry)| entry).collect(),
         (None, Some(_)) => targets::meant(path)?.into_iter().map(|place| place.entry).collect(),
@@ -36,7 +36,7 @@ pub fn run(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
             (Err(failure), false) => show_dead(entry, failure, output),
         }
     }
-    for (name, _) in root.iter().flat_map(MixedRoot::mounts).filter(|(_, entry)| entry.is_none()) {
+    for (name, _) in root.iter().flat_map(MultiMountRoot::mounts).filter(|(_, entry)| entry.is_none()) {
         exit = Exit::NoDaemon;
         root.iter().for_each(|root| show_missing(root, name, output));
     }
@@ -65,7 +65,7 @@ fn as_json(entry: &RegisteredMount, status: &Result<Status, Failure>, output: &O
     }));
 }
 
-fn show_missing(root: &MixedRoot, name: &str, output: &Output) {
+fn show_missing(root: &MultiMountRoot, name: &str, output: &Output) {
     let failure = root.lacks(name);
     if output.json {
         output.json(&serde_json::json!({ "mountpoint": root.path_of(name), "status": null, "error": failure }));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_api::operator::{FlushRequest, Status};
-use forebay_daemon::multi_mount::MixedRoot;
+use forebay_daemon::multi_mount::MultiMountRoot;
 use forebay_daemon::protocol::Request;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, cache_node, client, mounts, paths, unmount};
@@ -17,7 +17,7 @@ use crate::{progress, values};
 
 pub fn run(args: &UmountArgs, output: &Output) -> Result<Exit, Failure> {
     let place = paths::absolute(&args.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
-    if let Some(root) = MixedRoot::meant_by(&place) {
+    if let Some(root) = MultiMountRoot::meant_by(&place) {
         return multi_mount::take_away(&root, args, output);
     }
     let entry = match registry::locate(&place) {

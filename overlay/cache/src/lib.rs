@@ -7,6 +7,7 @@ mod copy;
 mod device;
 mod extents;
 mod external_writers;
+pub mod group_commit;
 pub mod guard;
 mod health;
 mod preallocated;

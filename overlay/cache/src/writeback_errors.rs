@@ -9,10 +9,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, Result, Side};
 use parking_lot::Mutex;
+
+use crate::group_commit::{GroupCommit, Served};
 
 /// A content file that is open in the daemon, for reading and writing.
 #[derive(Debug)]
@@ -22,14 +23,14 @@ pub struct Content {
     /// This descriptor was opened when the file was created, so it gets every write-back error of the file.
     pub since_made: bool,
     /// Calls of [`Self::sync`], of data alone and of data with metadata.
-    asked: [AtomicU64; 2],
-    /// How many of them were served. Locked during a call to the kernel.
-    served: Mutex<[u64; 2]>,
+    commits: [GroupCommit; 2],
+    /// Locked during a call to the kernel.
+    served: Mutex<[Served; 2]>,
 }
 
 impl Content {
     pub fn new(id: u64, file: File, since_made: bool) -> Self {
-        Self { id, file: Arc::new(file), since_made, asked: Default::default(), served: Mutex::default() }
+        Self { id, file: Arc::new(file), since_made, commits: Default::default(), served: Mutex::default() }
     }
 
     /// Truncates the file to `size` bytes if it is longer. Returns whether it was.
@@ -46,15 +47,16 @@ impl Content {
     /// for all. `failed` is called before any other caller asks. Blocks.
     pub fn sync(&self, data_only: bool, failed: impl FnOnce(&io::Error)) -> io::Result<()> {
         let kind = usize::from(!data_only);
-        let mine = self.asked[kind].fetch_add(1, Ordering::SeqCst) + 1;
+        let turn = self.commits[kind].ask();
         let mut served = self.served.lock();
-        if served[kind] >= mine {
+        if self.commits[kind].begin(turn, &served[kind]).is_none() {
             return Ok(());
         }
-        let covers = self.asked.each_ref().map(|asked| asked.load(Ordering::SeqCst));
+        let waiting = self.commits.each_ref().map(GroupCommit::waiting);
         let synced = if data_only { self.file.sync_data() } else { self.file.sync_all() };
         match &synced {
-            Ok(()) => served[..=kind].copy_from_slice(&covers[..=kind]),
+            // A sync with metadata serves those who asked for data alone, too.
+            Ok(()) => served.iter_mut().zip(waiting).take(kind + 1).for_each(|(served, who)| served.serve(who)),
             Err(error) => failed(error),
         }
         synced
@@ -102,7 +104,7 @@ impl Content {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 

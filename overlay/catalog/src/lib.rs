@@ -40,6 +40,7 @@ pub use allocations::{AllocationRecord, AllocationState, AllocationWork, Transit
 pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
+use forebay_cache::group_commit::{GroupCommit, Served};
 use forebay_cache::{Content, ContentId, ContentNumbers};
 use ids::IdAllocator;
 pub use ino::Ino;
@@ -50,8 +51,8 @@ use queue::{FlushQueue, IntentRecord};
 pub use queue::{Lane, QueueSlot, Queued, Wait};
 use recent::RecentNames;
 pub use records::{
-    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, ListingState, NameRecord, SentCall, SentWhat, XattrChanges,
-    Xattrs, unmatched,
+    DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, ListingState, NameRecord, PendingCall, PendingChange,
+    XattrChanges, Xattrs, unmatched,
 };
 pub use records::{append, decode, decode_first, encode};
 pub use spilled::{Spilled, SpilledRange};
@@ -103,9 +104,9 @@ pub struct Catalog {
     changed: tokio::sync::Notify,
     /// Notified when a part in the pool may have to be removed.
     parts_leave: tokio::sync::Notify,
-    /// Calls of [`Self::sync_written`]; `sync_done` counts those that were served.
-    sync_asked: AtomicU64,
-    sync_done: parking_lot::Mutex<u64>,
+    /// Calls of [`Self::sync_written`].
+    commits: GroupCommit,
+    served: parking_lot::Mutex<Served>,
     /// Content to sync before the write-ahead log.
     first: parking_lot::Mutex<Vec<Arc<Content>>>,
     /// Held until that content is synced, so that no other caller syncs the log before it.
@@ -172,8 +173,8 @@ impl Catalog {
             synced_changes: AtomicU64::new(u64::MAX),
             changed: tokio::sync::Notify::new(),
             parts_leave: tokio::sync::Notify::new(),
-            sync_asked: AtomicU64::new(0),
-            sync_done: parking_lot::Mutex::new(0),
+            commits: GroupCommit::default(),
+            served: parking_lot::Mutex::default(),
             first: parking_lot::Mutex::default(),
             syncing_first: parking_lot::Mutex::default(),
             lost: LostContents::load(&db)?,
@@ -339,14 +340,11 @@ impl Catalog {
 
     /// Like [`Self::sync`], but one of several waiting callers syncs for all.
     pub fn sync_written(&self) -> Result<()> {
-        let mine = self.sync_asked.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut done = self.sync_done.lock();
-        if *done >= mine {
-            return Ok(());
-        }
-        let covers = self.sync_asked.load(Ordering::SeqCst);
+        let turn = self.commits.ask();
+        let mut served = self.served.lock();
+        let Some(waiting) = self.commits.begin(turn, &served) else { return Ok(()) };
         self.sync()?;
-        *done = covers;
+        served.serve(waiting);
         Ok(())
     }
 

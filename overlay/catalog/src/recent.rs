@@ -29,7 +29,7 @@ impl RecentNames {
         Self { places: std::array::from_fn(|_| Mutex::default()), hashed: RandomState::new() }
     }
 
-    fn place(&self, key: &[u8]) -> &Mutex<RecentSlot> {
+    fn slot(&self, key: &[u8]) -> &Mutex<RecentSlot> {
         &self.places[self.hashed.hash_one(key) as usize % PLACES]
     }
 
@@ -40,25 +40,25 @@ impl RecentNames {
     /// The errors of `read`.
     pub fn get(&self, key: &[u8], read: impl FnOnce() -> Result<NameRecord>) -> Result<NameRecord> {
         let changes = {
-            let place = self.place(key).lock();
-            match &place.known {
+            let slot = self.slot(key).lock();
+            match &slot.known {
                 Some((known, record)) if **known == *key => return Ok(record.clone()),
-                _ => place.changes,
+                _ => slot.changes,
             }
         };
         let record = read()?;
-        let mut place = self.place(key).lock();
-        if place.changes == changes {
-            place.known = Some((key.into(), record.clone()));
+        let mut slot = self.slot(key).lock();
+        if slot.changes == changes {
+            slot.known = Some((key.into(), record.clone()));
         }
         Ok(record)
     }
 
     /// Forgets a name. To be called after the name was changed, and before the change is acknowledged.
     pub fn forget(&self, key: &[u8]) {
-        let mut place = self.place(key).lock();
-        place.changes += 1;
-        place.known = None;
+        let mut slot = self.slot(key).lock();
+        slot.changes += 1;
+        slot.known = None;
     }
 }
 

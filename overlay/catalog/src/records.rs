@@ -16,11 +16,11 @@ pub type Link = (Ino, Box<[u8]>);
 pub struct NameRecord {
     /// The object that the mount shows.
     pub here: Option<(Ino, FileKind)>,
-    /// The object that the pool has, or had before `sent`.
+    /// The object that the pool has, or had before the calls that are pending.
     pub pool: Option<Ino>,
     /// Calls that were sent to the pool for this name without a known answer, oldest first: the pool may have executed
     /// any of them. Written before the call is sent, deleted by the commit after the answer.
-    pub sent: Vec<SentCall>,
+    pub pending: Vec<PendingCall>,
 }
 
 impl NameRecord {
@@ -30,7 +30,7 @@ impl NameRecord {
     }
 
     pub fn clean(ino: Ino, kind: FileKind) -> Self {
-        Self { here: Some((ino, kind)), pool: Some(ino), sent: Vec::new() }
+        Self { here: Some((ino, kind)), pool: Some(ino), pending: Vec::new() }
     }
 
     /// Returns the record with `here` replaced.
@@ -44,23 +44,23 @@ impl NameRecord {
 
     /// Returns whether the pool must be changed, or asked about an unanswered call.
     pub fn differs(&self) -> bool {
-        self.here_ino() != self.pool || !self.sent.is_empty()
+        self.here_ino() != self.pool || !self.pending.is_empty()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.here.is_none() && self.pool.is_none() && self.sent.is_empty()
+        self.here.is_none() && self.pool.is_none() && self.pending.is_empty()
     }
 }
 
 /// A call that was sent for a name of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SentCall {
+pub struct PendingCall {
     pub ino: Ino,
-    pub what: SentWhat,
+    pub what: PendingChange,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SentWhat {
+pub enum PendingChange {
     /// Content or times: the size and modification time that the pool's object shows afterwards. The daemon sets the
     /// modification time, to the nanosecond.
     Content { size: u64, mtime: Time },
@@ -126,7 +126,7 @@ pub struct InodeRecord {
     /// Its names in the pool.
     pub pool_links: SmallVec<[Link; 1]>,
     /// The names whose [`NameRecord::sent`] contains this inode.
-    pub sent_to: SmallVec<[Link; 1]>,
+    pub pending_at: SmallVec<[Link; 1]>,
     /// The version of the pool's copy: the version of the clean content, or the one that the dirty content is based on.
     /// `None` if the pool has no copy.
     pub version: Option<Version>,
@@ -185,7 +185,7 @@ impl InodeRecord {
             ctime: stat.ctime,
             pool_links: links.clone(),
             links,
-            sent_to: SmallVec::new(),
+            pending_at: SmallVec::new(),
             version: Some(stat.version.clone()),
             file: FileState::absent(),
             listing: ListingState::Partly,

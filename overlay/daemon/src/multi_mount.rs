@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use check::{MixedRootPlan, check};
+pub use check::{MultiMountPlan, check};
 pub use foreground::keep;
 pub use mount::mount;
 pub use table::{NamedPool, read};
@@ -44,7 +44,7 @@ const RECORD: &str = "mixed.json";
 
 /// A mixed root, as recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MixedRoot {
+pub struct MultiMountRoot {
     pub mountpoint: PathBuf,
     /// The names of its pools, in the order of the file.
     pub pools: Vec<String>,
@@ -71,7 +71,7 @@ impl From<Located> for MountPath {
     }
 }
 
-impl MixedRoot {
+impl MultiMountRoot {
     /// Returns the mixed root at exactly this mountpoint.
     pub fn at(mountpoint: &Path) -> Option<Self> {
         all().into_iter().find(|root| root.mountpoint == mountpoint)
@@ -164,8 +164,11 @@ impl MixedRoot {
 
 /// Returns all mixed roots that this user may query. A record without mounts is ignored: another process unmounted
 /// them.
-pub fn all() -> Vec<MixedRoot> {
-    registry::runtimes().filter_map(|runtime| MixedRoot::load(&runtime).ok()).filter(MixedRoot::is_left).collect()
+pub fn all() -> Vec<MultiMountRoot> {
+    registry::runtimes()
+        .filter_map(|runtime| MultiMountRoot::load(&runtime).ok())
+        .filter(MultiMountRoot::is_left)
+        .collect()
 }
 
 /// Returns the mounts that a path names: the mount that it lies in, or for a mixed root the mounts of all its pools.
@@ -174,7 +177,7 @@ pub fn places(path: &Path) -> Result<Vec<MountPath>, Failure> {
         Ok(located) => return Ok(vec![located.into()]),
         Err(failure) => failure,
     };
-    if let Some(root) = MixedRoot::meant_by(path) {
+    if let Some(root) = MultiMountRoot::meant_by(path) {
         return root.places();
     }
     let text = paths::absolute(path).map_err(|e| Failure::io("cannot tell the working directory", &e))?;

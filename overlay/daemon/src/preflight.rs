@@ -125,7 +125,7 @@ pub(super) fn create_storage(config: &MountConfig, to_create: &[PathBuf]) -> Res
 
 /// Returns whether a dead forebay mount lies at the mountpoint. Fails if the mount is alive.
 pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
-    if let Some(root) = multi_mount::MixedRoot::at(mountpoint) {
+    if let Some(root) = multi_mount::MultiMountRoot::at(mountpoint) {
         return Err(root.is_here());
     }
     let known = registry::entries().into_iter().find(|e| e.mountpoint() == mountpoint);

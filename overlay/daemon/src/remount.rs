@@ -52,7 +52,7 @@ impl RemountPlan {
 /// Checks the requested options against the present mount. Changes nothing.
 pub fn check(asked: &Remount) -> Result<RemountPlan, Failure> {
     let place = paths::absolute(&asked.config.mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
-    if multi_mount::MixedRoot::at(&place).is_some() {
+    if multi_mount::MultiMountRoot::at(&place).is_some() {
         return Err(Failure::usage(format!("{} is a mixed root: only its pools can be remounted", place.display()))
             .remedy(format!("mount -o remount,... {}/NAME", place.display())));
     }

@@ -13,6 +13,7 @@ use forebay_system::clock::unix_now;
 use tokio_util::sync::CancellationToken;
 
 use super::{Ino, Overlay};
+use crate::fetch::FetchPriority;
 
 /// Limits the requests at the same time for one job, or for all predicted sessions together: many small files, or one
 /// large file. So what is needed first is fetched first, and a reader in between does not wait for long.
@@ -106,17 +107,6 @@ impl Overlay {
         Ok(limit.saturating_sub(inner.dirty_bytes()?.saturating_add(inner.leased_bytes()?)))
     }
 
-    /// Returns the measured rate of the pool, but at most `bytes_per_second_max`.
-    pub fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
-        let speed = self.inner.bandwidth.speed();
-        let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
-        PoolRate {
-            bytes_per_second: speed.bytes_per_second.min(most).max(1.0),
-            latency: speed.latency,
-            concurrency: AHEAD_REQUESTS as u32,
-        }
-    }
-
     /// Returns a file as `list` shows it, and why it cannot be evicted now. `None`: it can.
     pub fn describe(&self, ino: Ino) -> Result<(ListedPath, Option<&'static str>)> {
         let listed = self.inner.listed(ino)?;
@@ -133,14 +123,14 @@ impl Overlay {
 
     /// Waits until no reader waits for the pool, but not for long (`fetch/demand_priority.rs`), and then runs `work`.
     pub async fn behind_readers<T>(&self, work: impl Future<Output = T>) -> T {
-        let _turn = self.inner.demand.ahead().await;
+        let _turn = self.inner.fetcher.demand.ahead().await;
         work.await
     }
 
     /// Fetches a range of a file. Requests of readers go first.
     pub async fn fetch_ahead(&self, ino: Ino, range: Range<u64>) -> Result<()> {
         let node = self.inner.file_node(ino)?;
-        self.inner.fetch_ahead(&node, range).await
+        self.inner.ensure(&node, range, FetchPriority::Ahead(None)).await
     }
 
     /// Fetches ranges of the version that the pool has since `since`. Requests of readers go first. `wanted` chooses
@@ -157,10 +147,11 @@ impl Overlay {
         let (wanted, fetched) = (&wanted, &fetched);
         let attempt = |size| async move {
             let before = inner.resident_bytes(node, size)?;
-            let mut result = if size == 0 { inner.complete_empty(node) } else { Ok(()) };
-            for range in wanted(size) {
+            let ranges = if size == 0 { vec![0..0] } else { wanted(size) };
+            let mut result = Ok(());
+            for range in ranges {
                 if result.is_ok() {
-                    result = inner.fetch_ahead(node, range).await;
+                    result = inner.ensure(node, range, FetchPriority::Ahead(None)).await;
                 }
             }
             fetched(inner.resident_bytes(node, size)?.saturating_sub(before));
@@ -196,5 +187,16 @@ impl Overlay {
     /// Gives memory back after many inodes were forgotten.
     pub fn give_back_memory(&self) {
         self.inner.table.give_back();
+    }
+
+    /// Returns the measured rate of the pool, but at most `bytes_per_second_max`.
+    pub fn pool_rate(&self, bytes_per_second_max: Option<u64>) -> PoolRate {
+        let speed = self.inner.fetcher.bandwidth.speed();
+        let most = bytes_per_second_max.map_or(f64::INFINITY, |most| most as f64);
+        PoolRate {
+            bytes_per_second: speed.bytes_per_second.min(most).max(1.0),
+            latency: speed.latency,
+            concurrency: AHEAD_REQUESTS as u32,
+        }
     }
 }

@@ -4,11 +4,10 @@
 //! It may then decide by older attributes, or by none. So while the engine prepares an answer on attributes, it
 //! withholds notifications that this answer makes unnecessary (`Answering`).
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
+use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_cache::Stamp;
 use forebay_policy::QuotaSubject;
 use forebay_system::clock::stamp_now;
@@ -17,8 +16,9 @@ use super::coherence::Age;
 use super::set_id::{content_now, is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::acl::{self, Acl};
-use crate::node::{Node, NodeState};
+use crate::node::Node;
 use crate::quotas::QuotaPromise;
+use crate::set_id::drop_set_id;
 
 /// The kernel waits for attributes of an inode, so it needs no notification of changes that the answer shows.
 struct Answering<'a> {
@@ -89,7 +89,7 @@ impl Overlay {
         let _room = inner.room_for_new_group(&node, change, caller).await?;
         inner.apply(&node, change, caller, access.as_deref())?;
         if change.size.is_some() && !node.state.lock().opens.any() {
-            inner.flush_bell.notify_one();
+            inner.flusher.bell.notify_one();
         }
         Ok((inner.attr_of(&node)?, inner.ttl_of(&node)))
     }
@@ -124,40 +124,6 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Returns the present attributes of an inode.
-    ///
-    /// While content is dirty, size and times of the content file are the truth: the daemon does not see passthrough
-    /// writes.
-    pub fn attr_of(&self, node: &Node) -> Result<Attr> {
-        let mut state = node.state.lock();
-        let (size, blocks, mtime, ctime) = match state.record.file.is_dirty() {
-            true => self.dirty_times(node.ino, &mut state)?,
-            false => {
-                let r = &state.record;
-                (state.growth.shown_bytes.unwrap_or(r.size), r.clean_bytes().div_ceil(512), r.mtime, r.ctime)
-            }
-        };
-        let mut mode = state.record.mode;
-        if is_written_since(&state)? {
-            drop_set_id(&mut mode);
-        }
-        let record = &state.record;
-        Ok(Attr {
-            ino: node.ino,
-            kind: record.kind,
-            mode,
-            uid: record.uid,
-            gid: record.gid,
-            nlink: record.nlink(),
-            rdev: record.rdev,
-            size,
-            blocks,
-            atime: record.atime,
-            mtime,
-            ctime,
-        })
-    }
-
     /// Promises room in the quota of the group that an ordinary user gives a file to.
     ///
     /// # Errors
@@ -172,28 +138,6 @@ impl Inner {
             self.counted_bytes(&mut state)
         };
         self.quota_room(&[QuotaSubject::Group(gid)], bytes, 1).await.map(Some)
-    }
-
-    fn dirty_times(&self, ino: Ino, state: &mut NodeState) -> Result<(u64, u64, Time, Time)> {
-        let meta = match (&state.content, state.record.file.content()) {
-            (Some(content), _) => content.file.metadata().map_err(super::handles::failed)?,
-            (None, Some(id)) => match self.store.stat(id) {
-                Ok(meta) => meta,
-                // The content file is missing: `stat`, removal and overwriting of the file still work.
-                Err(e) if e.is(ErrorKind::NotFound) => {
-                    let r = &state.record;
-                    return Ok((r.size, 0, r.mtime, r.ctime));
-                }
-                Err(e) => return Err(e.context(format!("inode {ino}"))),
-            },
-            (None, None) => return Err(Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino}"))),
-        };
-        let stamp = Stamp::from(&meta);
-        let unwritten = state.dirty_content.is_unwritten(stamp);
-        let ctime = if unwritten { state.record.ctime } else { stamp.ctime.max(state.record.ctime) };
-        // What is in parts in the pool is no hole.
-        let blocks = if state.record.file.is_spilled() { stamp.size.div_ceil(512) } else { meta.blocks() };
-        Ok((stamp.size, blocks, stamp.mtime, ctime))
     }
 
     fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller, access: Option<&[u8]>) -> Result<()> {
@@ -251,7 +195,7 @@ impl Inner {
         let (kind, mode, atime) = (record.kind, record.mode, record.atime);
         let before = content_now(txn.state(node.ino)?)?;
         if let (true, Some(content)) = (sets_times, &content) {
-            super::handles::set_times(&content.file, Some(atime), change.mtime.map(at))?;
+            crate::contents::set_times(&content.file, Some(atime), change.mtime.map(at))?;
         }
         let after = content_now(txn.state(node.ino)?)?;
         if txn.state(node.ino)?.bypass.set_id_since().is_some_and(|since| Some(since) == before) {
@@ -262,19 +206,11 @@ impl Inner {
         let committed = txn.commit();
         if let (true, Err(_), Some(content), Some((_, mtime))) = (sets_times, &committed, &content, before) {
             let mut state = node.state.lock();
-            super::handles::set_times(&content.file, None, Some(mtime))?;
+            crate::contents::set_times(&content.file, None, Some(mtime))?;
             if state.bypass.set_id_since().is_some_and(|since| Some(since) == after) {
                 state.bypass.note_set_id(before);
             }
         }
         committed
-    }
-}
-
-/// Removes the set-user-id bit, and the set-group-id bit unless it is a mark for mandatory locking.
-pub(super) fn drop_set_id(mode: &mut u32) {
-    *mode &= !libc::S_ISUID;
-    if *mode & libc::S_IXGRP != 0 {
-        *mode &= !libc::S_ISGID;
     }
 }

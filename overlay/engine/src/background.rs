@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{ErrorKind, PoolPath, Result};
-use forebay_cache::ContentId;
+use forebay_cache::{ContentId, Stamp};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -22,14 +22,8 @@ use super::{Inner, Ino, Txn, tiers};
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// How often an epoch is closed. After a power cut, fetched content counts only if its epoch was closed.
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
-/// Counts that are saved in one change.
-const COUNTS: usize = 256;
 /// Files that replaced others are synced one by one if there are no more than these; else after all of the fast pool.
 const SYNCED_EACH: usize = 64;
-/// The most files that replaced others and are not synced yet: a part of the descriptors for content files, and a number
-/// that a busy disk syncs within about a second.
-const REPLACED_SHARE: usize = 16;
-const REPLACED_MAX: usize = 256;
 
 /// The input of the scan after a start.
 struct Start {
@@ -82,11 +76,11 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
 /// Asks a pool that does not answer, so that no request has to wait for it.
 async fn probe_loop(inner: Arc<Inner>) {
     loop {
-        inner.health.until_down().await;
+        inner.pool_calls.health.until_down().await;
         tokio::time::sleep(inner.policy().pool_retry).await;
-        if inner.health.why_down().is_some() {
+        if inner.pool_calls.health.why_down().is_some() {
             let answer = inner.pool.stat(&PoolPath::root()).await;
-            inner.health.note(&answer);
+            inner.pool_calls.health.note(&answer);
         }
     }
 }
@@ -95,14 +89,14 @@ async fn sync_loop(inner: Arc<Inner>) {
     let mut closed = Instant::now();
     let mut closed_epoch = 0;
     loop {
-        let has_open_epoch = inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
+        let has_open_epoch = inner.epochs.fetched.load(Ordering::Relaxed) > closed_epoch;
         tokio::select! {
             () = inner.until_unsynced() => {}
             () = tokio::time::sleep_until((closed + EPOCH_EVERY).into()), if has_open_epoch => {}
         }
         tokio::time::sleep(SYNC_EVERY).await;
         let again = inner.clone();
-        let close = closed.elapsed() >= EPOCH_EVERY && inner.fetched_epoch.load(Ordering::Relaxed) > closed_epoch;
+        let close = closed.elapsed() >= EPOCH_EVERY && inner.epochs.fetched.load(Ordering::Relaxed) > closed_epoch;
         let result = super::blocking(move || again.sync_now(close)).await;
         match result {
             Ok(Some(epoch)) => (closed, closed_epoch) = (Instant::now(), epoch),
@@ -142,10 +136,7 @@ impl Inner {
     /// Waits until there is something for `sync_now` to do. For one task.
     async fn until_unsynced(&self) {
         let has_work = || {
-            !self.catalog.is_synced()
-                || !self.uncounted.lock().is_empty()
-                || self.has_many_open()
-                || self.table.holds_spare_memory()
+            !self.catalog.is_synced() || self.has_uncounted() || self.has_many_open() || self.table.holds_spare_memory()
         };
         while !has_work() {
             self.catalog.changed().await;
@@ -174,59 +165,9 @@ impl Inner {
         stored
     }
 
-    /// Waits while too many files that replaced others are not synced: each of them has an open descriptor, even if it
-    /// was replaced itself since. Programs would replace files faster than a busy disk syncs them.
-    pub(super) async fn sync_many_replaced(self: &Arc<Self>) {
-        let are_many = || self.catalog.to_sync_first() >= self.replaced_max();
-        if !are_many() {
-            return;
-        }
-        let _turn = self.syncing_replaced.lock().await;
-        if !are_many() {
-            return;
-        }
-        let inner = self.clone();
-        if let Err(error) = super::blocking(move || inner.catalog.sync_changes()).await {
-            // The sync of each second reports it.
-            tracing::debug!(%error, "files that replaced others cannot be synced");
-        }
-    }
-
-    fn replaced_max(&self) -> usize {
-        (self.open_contents_max / REPLACED_SHARE).clamp(1, REPLACED_MAX)
-    }
-
-    /// Notes that the catalog lacks the byte count of a file. The next sync saves it.
-    pub(super) fn note_uncounted(&self, ino: Ino) {
-        self.uncounted.lock().insert(ino);
-        self.catalog.announce_change();
-    }
-
-    /// Saves the byte counts of files that were written and closed.
-    pub(super) fn save_counts(&self) -> Result<()> {
-        let inos: Vec<Ino> = self.uncounted.lock().drain().collect();
-        let saved = inos.chunks(COUNTS).try_for_each(|some| {
-            let mut txn = Txn::begin(self);
-            for ino in some {
-                if self.table.peek(*ino).is_some() {
-                    txn.save_count(*ino)?;
-                }
-            }
-            txn.commit()
-        });
-        if saved.is_err() {
-            self.uncounted.lock().extend(inos);
-            return saved;
-        }
-        for ino in inos {
-            self.table.drop_idle(ino);
-        }
-        Ok(())
-    }
-
     /// Counts the space of files that passthrough writers write.
     fn count_writers(&self) {
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let writing: Vec<Ino> = self.space.writing.lock().iter().copied().collect();
         for ino in writing {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
@@ -290,7 +231,7 @@ impl Inner {
         let mut removed = 0;
         self.store.walk(|id, _| {
             let number = id.0 & !(0xff << 56);
-            if number < self.first_new_content && self.catalog.content(id)?.is_none() {
+            if number < self.contents.first_new && self.catalog.content(id)?.is_none() {
                 self.trash.discard(id, 0);
                 removed += 1;
             }
@@ -310,7 +251,7 @@ impl Inner {
             Ok(!stop.is_cancelled())
         })?;
         for ino in orphans {
-            if self.reattached {
+            if self.mount.reattached {
                 // The kernel may have it open, or be about to open it: the inode is removed when the kernel forgets it.
                 self.table.stays_until_forgotten(ino);
                 continue;
@@ -318,6 +259,36 @@ impl Inner {
             let mut txn = Txn::begin(self);
             txn.reap(ino)?;
             txn.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Syncs and closes idle dirty content files, if too many are open. Blocks.
+    pub fn close_idle_dirty(self: &Arc<Self>) -> Result<()> {
+        let idle = self.idle_dirty();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        // After this, none of the syncs below takes long.
+        self.sync_store()?;
+        for (ino, content) in idle {
+            let was = Stamp::of(&content.file)?;
+            let synced = self.catalog.sync_content(&content, true);
+            if synced.is_err() && self.catalog.lost(ContentId(content.id)).is_none() {
+                continue;
+            }
+            let Some(node) = self.table.peek(ino) else { continue };
+            let mut state = node.state.lock();
+            let same = state.content.as_ref().is_some_and(|now| Arc::ptr_eq(now, &content));
+            if !same || state.opens.any() || Stamp::of(&content.file)? != was {
+                continue;
+            }
+            state.content = None;
+            self.release_content(ino);
+            drop(state);
+            self.not_open(ino);
+            drop(node);
+            self.table.drop_idle(ino);
         }
         Ok(())
     }

@@ -6,13 +6,17 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_api::operator::{DirtyFile, Overview, Status};
-use forebay_backends::Result;
+use forebay_api::operator::{Difference, DirtyFile};
+use forebay_backends::{FileKind, Result};
+use forebay_catalog::Intent;
 use forebay_system::clock::unix_now;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
-use crate::{Inner, Overlay, blocking};
+use crate::{Inner, Overlay};
 
 /// Failed flushes that are named.
 const NAMED_ERRORS: usize = 20;
@@ -44,27 +48,14 @@ pub struct Census {
 }
 
 impl Overlay {
+    /// Returns a counter that grows as long as any call of [`Overlay::status`] or [`Overlay::dirty`] makes progress.
+    pub fn looked_at(&self) -> u64 {
+        self.inner.census.scans.seen.load(Ordering::Relaxed)
+    }
+
     /// Returns the last count. Costs nothing.
     pub fn last_census(&self) -> Arc<Census> {
-        self.inner.last_census.lock().clone()
-    }
-
-    /// Returns the state of the mount with what the last count found. Its cost does not depend on the number of files.
-    /// Blocks while a device of the fast pool is asked for its space.
-    pub fn status_at_last_census(&self) -> Status {
-        self.inner.status_at(&self.last_census())
-    }
-
-    /// Returns the state of the mount as of the last count, after a new one if it is time for that.
-    ///
-    /// # Errors
-    /// The engine stops.
-    pub async fn overview(&self) -> Result<Overview> {
-        self.refresh_census().await;
-        let census = self.last_census();
-        let inner = self.inner.clone();
-        // It asks the devices for their space.
-        blocking(move || Ok(Overview { status: inner.status_at(&census), oldest_dirty: census.oldest.clone() })).await
+        self.inner.census.last.lock().clone()
     }
 
     /// Counts until the engine stops: at once, and after changes.
@@ -81,14 +72,14 @@ impl Overlay {
     /// Counts, unless nothing has changed since the last count, or that count was a short time ago.
     pub async fn refresh_census(&self) {
         let inner = &self.inner;
-        let mut last = inner.census_turn.lock().await;
+        let mut last = inner.census.turn.lock().await;
         if last.as_ref().is_some_and(|last| last.ended.elapsed() < last.pause) {
             return;
         }
         // The kernel may write files by itself, which the catalog does not see.
-        let is_written = !inner.writing.lock().is_empty();
+        let is_written = !inner.space.writing.lock().is_empty();
         let change = inner.catalog.last_change();
-        let leases_end = inner.last_census.lock().leased_files > 0;
+        let leases_end = inner.census.last.lock().leased_files > 0;
         let is_valid = last
             .as_ref()
             .is_some_and(|last| last.change == change && !(leases_end && last.ended.elapsed() > LEASES_AGAIN));
@@ -97,16 +88,52 @@ impl Overlay {
         }
         let begun = Instant::now();
         if let Ok(census) = self.look(|inner| Ok(inner.take_census())).await {
-            *inner.last_census.lock() = Arc::new(census);
+            *inner.census.last.lock() = Arc::new(census);
             let pause = PAUSE.max(begun.elapsed() * PAUSE_FACTOR);
             *last = Some(LastCount { change, ended: Instant::now(), pause });
         }
+    }
+
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let turn = self.inner.census.scans.turn.clone().acquire_owned().await;
+        let inner = self.inner.clone();
+        super::blocking(move || {
+            let _turn = turn;
+            work(&inner)
+        })
+        .await
+    }
+}
+
+/// The counts of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct CensusState {
+    pub scans: Scans,
+    last: Mutex<Arc<Census>>,
+    turn: tokio::sync::Mutex<Option<LastCount>>,
+}
+
+/// Scans of everything that is dirty. They run one at a time, since each takes memory for every file that it finds. A
+/// scan goes on to its end even if its caller is gone.
+#[derive(Debug)]
+pub(crate) struct Scans {
+    turn: Arc<Semaphore>,
+    /// Intents scanned since the start.
+    seen: AtomicU64,
+}
+
+impl Default for Scans {
+    fn default() -> Self {
+        Self { turn: Arc::new(Semaphore::new(1)), seen: AtomicU64::new(0) }
     }
 }
 
 /// When the last count was made.
 #[derive(Debug)]
-pub(crate) struct LastCount {
+struct LastCount {
     /// The last change of the catalog before it.
     change: u64,
     ended: Instant,
@@ -138,6 +165,75 @@ impl Inner {
         dirty.sort_by_key(rank);
         census.oldest = dirty;
         census
+    }
+
+    pub(super) fn dirty_files(&self) -> Result<Vec<DirtyFile>> {
+        let mut intents = Vec::new();
+        let seen = || self.census.scans.seen.fetch_add(1, Ordering::Relaxed);
+        self.catalog.intents(|intent, since| {
+            seen();
+            intents.push((intent, since));
+            Ok(true)
+        })?;
+        let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
+        for (intent, since_unix) in intents {
+            seen();
+            let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
+            if !self.still_differs(&intent) {
+                continue;
+            }
+            let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
+            slot.since_unix = slot.since_unix.min(dirty.since_unix);
+            slot.bytes = slot.bytes.max(dirty.bytes);
+            slot.what = slot.what.max(dirty.what);
+            slot.error = slot.error.take().or(dirty.error);
+        }
+        Ok(found.into_values().collect())
+    }
+
+    fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {
+        let (path, ino, mut what) = match intent {
+            Intent::Inode(ino) => (self.display(*ino), Some(*ino), Difference::Attributes),
+            Intent::Name(parent, name) => {
+                let record = self.catalog.name(*parent, name)?;
+                let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok()).unwrap_or_default();
+                let what = if record.here.is_some() { Difference::Name } else { Difference::Removed };
+                (dir.join(name).to_string(), record.here_ino(), what)
+            }
+        };
+        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what, error: None, why: self.flush_reason(intent) };
+        if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
+            let (is_data, is_uploaded) = {
+                let state = node.state.lock();
+                (state.record.file.is_dirty(), state.is_uploaded())
+            };
+            if is_data && !is_uploaded {
+                what = Difference::Data;
+                dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
+            }
+            let state = node.state.lock();
+            let lost = state.record.file.content().and_then(|id| self.catalog.check_kept(id).err());
+            let unhealthy = || state.record.file.content().and_then(|id| self.store.unhealthy(id));
+            let failed = lost.map(|error| error.to_string()).or_else(|| self.flusher.errors.of(node.ino));
+            dirty.error = failed.or_else(unhealthy);
+            if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
+                return Ok(None);
+            }
+            // A directory's own times follow what is flushed into it.
+            let record = &state.record;
+            let has_attributes = record.dirty.any() || !record.dirty_xattrs.is_empty();
+            if matches!(intent, Intent::Inode(_)) && is_uploaded && !has_attributes {
+                // It counts as dirty only because a program may still write it.
+                return Ok(None);
+            }
+            let only_times =
+                record.dirty.times && !record.dirty.mode && !record.dirty.owner && record.dirty_xattrs.is_empty();
+            if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
+                what = Difference::Times;
+            }
+        }
+        dirty.what = what;
+        Ok(Some(dirty))
     }
 }
 

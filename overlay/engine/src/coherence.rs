@@ -4,29 +4,25 @@
 //! directory, ran while the pool was asked (`QueryStamp`). Otherwise the answer may be older than the daemon's change.
 //! If a fetch fails because of such a call, it waits for the end of the call and asks again.
 
+mod ask_again;
 mod grown;
 mod import;
 mod listing;
-mod own_changes;
-mod watch;
+mod xattrs;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
+use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
 use futures::{FutureExt, future::BoxFuture};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use self::watch::NameQuery;
 use super::{Inner, Ino, Txn};
 use crate::node::{Node, NodeState};
+use crate::pool_calls::{CONFIRM_WITHIN, NameQuery, QueryStamp};
 pub(crate) use grown::Growth;
-pub(super) use import::note_object;
-pub(crate) use own_changes::{OWN_CHANGES, QueryStamp};
-pub(crate) use watch::{PoolChange, Watches};
+pub(crate) use listing::{CONTENTS_BYTES, ListedContents};
 
 /// Single names that are looked up before the whole directory is listed.
 const SINGLE_LOOKUPS: u32 = 4;
@@ -35,66 +31,11 @@ const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// The pause before the pool is asked again because of an own change.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long the pool may take to confirm cached state. After that, the state is shown unconfirmed.
-pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 
 /// Returns whether a name that the pool listed or found may enter the catalog. Only this function decides it: pools
 /// pass on whatever their servers send.
 pub(super) fn may_enter(name: &[u8]) -> bool {
     is_file_name(name) && !name.starts_with(RESERVED_PREFIX)
-}
-
-/// Whether the pool answers. While it does not, calls fail at once instead of waiting for their deadlines, and one
-/// background task finds out when the pool answers again.
-#[derive(Debug, Default)]
-pub(crate) struct Health {
-    down: Mutex<Option<String>>,
-    /// Notified when the pool stops answering.
-    fell: Notify,
-    /// When the pool last took too long to confirm something.
-    slow: Mutex<Option<Instant>>,
-}
-
-impl Health {
-    /// Returns why the pool counts as not answering.
-    pub fn why_down(&self) -> Option<String> {
-        self.down.lock().clone()
-    }
-
-    /// Waits until the pool counts as not answering. For one task.
-    pub async fn until_down(&self) {
-        while self.why_down().is_none() {
-            self.fell.notified().await;
-        }
-    }
-
-    /// Returns whether the pool was just too slow to confirm something. Cached state is then shown without asking
-    /// again.
-    fn is_slow(&self) -> bool {
-        self.slow.lock().is_some_and(|at| at.elapsed() < CONFIRM_WITHIN)
-    }
-
-    fn note_slow(&self) {
-        *self.slow.lock() = Some(Instant::now());
-    }
-
-    pub fn note<T>(&self, result: &Result<T>) {
-        match result {
-            Err(e) if e.is_unreachable() => {
-                let mut down = self.down.lock();
-                if down.is_none() {
-                    tracing::warn!(error = %e, "the pool does not answer; resident files are still served");
-                    *down = Some(e.to_string());
-                    self.fell.notify_one();
-                }
-            }
-            _ => {
-                if self.down.lock().take().is_some() {
-                    tracing::info!("the pool answers again");
-                }
-            }
-        }
-    }
 }
 
 /// How old an answer of the pool may be.
@@ -111,46 +52,6 @@ pub(crate) enum Age {
 }
 
 impl Inner {
-    /// Makes a call to the pool, unless the pool is known not to answer.
-    pub async fn ask<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
-        // With a `pool_retry` of zero, every call is made.
-        if let Some(why) = self.health.why_down().filter(|_| !self.policy().pool_retry.is_zero()) {
-            return Err(Error::new(ErrorKind::Unavailable, Side::Pool, why));
-        }
-        let result = call.await;
-        self.health.note(&result);
-        result
-    }
-
-    /// Asks the pool about an inode, by its known path. If the pool does not find it, a flush may be moving it, or may
-    /// have moved it without an answer. The doubt is resolved, and the question is asked again.
-    ///
-    /// # Errors
-    /// `Stale` and `NotFound`: the pool no longer has it.
-    pub async fn ask_of<T, F>(&self, ino: Ino, question: impl Fn(PoolPath) -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        let node = self.node(ino)?;
-        let mut left = OWN_CHANGES;
-        loop {
-            let asked = self.asked(&node.state.lock());
-            let path = self.pool_path(ino)?;
-            let error = match self.ask(question(path.clone())).await {
-                Err(e) if left > 0 => e.context(path),
-                other => return other.map_err(|e| e.context(path)),
-            };
-            if self.is_own_change(&node, asked, &error, &mut left) {
-                self.own_change(&node).await;
-            } else if error.is(ErrorKind::NotFound) {
-                left -= 1;
-                self.missing(ino, asked).await?;
-            } else {
-                return Err(error);
-            }
-        }
-    }
-
     /// Returns the inode that a name stands for now.
     pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.check_name(name)?;
@@ -196,12 +97,13 @@ impl Inner {
             let at = dir.and_then(|dir| dir.state.lock().names.listed_at);
             at.is_some_and(|at| at.elapsed() < policy.metadata_ttl)
         };
-        let Some(asked) = asked.filter(|asked| asked.is_quiet() && !self.health.is_slow() && !listed()) else {
+        let Some(asked) = asked.filter(|asked| asked.is_quiet() && !self.pool_calls.health.is_slow() && !listed())
+        else {
             return self.revalidate(ino, Age::Metadata).await;
         };
         let path = self.pool_path_of(name.0, &name.1)?;
         let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
-            self.health.note_slow();
+            self.pool_calls.health.note_slow();
             return Ok(());
         };
         match answer {
@@ -409,7 +311,10 @@ impl Inner {
         }
         if age != Age::Now && !asked.is_quiet() {
             // An own call is changing the object: no answer would count, and the catalog has what was sent.
-            return Ok(age == Age::Metadata || !waits || !asked.is_object_changing() || self.health.is_slow());
+            return Ok(age == Age::Metadata
+                || !waits
+                || !asked.is_object_changing()
+                || self.pool_calls.health.is_slow());
         }
         if asked.is_quiet() {
             match self.resolve_doubt(ino).await {
@@ -425,7 +330,7 @@ impl Inner {
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
-        if age != Age::Now && self.health.is_slow() {
+        if age != Age::Now && self.pool_calls.health.is_slow() {
             return Ok(true);
         }
         if let Some(version) = known {
@@ -434,13 +339,13 @@ impl Inner {
                 Ok(Ok(true)) => return Ok(true),
                 Ok(_) => {}
                 Err(_) => {
-                    self.health.note_slow();
+                    self.pool_calls.health.note_slow();
                     return Ok(true);
                 }
             }
         }
         let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
-            self.health.note_slow();
+            self.pool_calls.health.note_slow();
             return Ok(true);
         };
         match answer {
@@ -518,30 +423,6 @@ impl Inner {
             ));
         }
         Ok(())
-    }
-
-    /// Notifies the kernel to forget what it has cached of an inode; `data`: the cached bytes too.
-    pub fn tell_kernel_inode(&self, ino: Ino, data: bool) {
-        if let Some(kernel) = self.kernel.get() {
-            kernel.invalidate_inode(ino, data);
-        }
-    }
-
-    /// Drops the content file that is kept for the next open through the kernel, and with it the descriptor.
-    pub fn release_content(&self, ino: Ino) {
-        if let Some(kernel) = self.kernel.get() {
-            kernel.release_content(ino);
-        }
-    }
-
-    /// Notifies the kernel to forget a name. One above a mounted view stays.
-    pub fn tell_kernel_name(&self, parent: Ino, name: &[u8]) {
-        if self.is_pinned_name(parent, name) {
-            return;
-        }
-        if let Some(kernel) = self.kernel.get() {
-            kernel.invalidate_name(parent, name);
-        }
     }
 }
 

@@ -13,21 +13,42 @@
 //! Clean content of an open epoch is synced before it is changed, because dirty content is trusted after a power cut.
 //! If its descriptor is younger than its bytes, the whole fast pool is synced.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId};
 use forebay_catalog::InodeRecord;
 use forebay_system::clock::unix_now;
+use parking_lot::Mutex;
 
 use super::{Inner, Ino, Txn};
+use crate::fetch::FetchPriority;
 use crate::node::Node;
 
+/// The most files that replaced others and are not synced yet: a part of the descriptors for content files, and a number
+/// that a busy disk syncs within about a second.
+const REPLACED_SHARE: usize = 16;
+const REPLACED_MAX: usize = 256;
 /// Set in the catalog as long as content that a device may have lost is unchecked.
 const IN_DOUBT: &str = "in_doubt";
+
+/// Which fetched content is durable.
+#[derive(Debug, Default)]
+pub(crate) struct EpochState {
+    /// The epoch in which something was fetched last.
+    pub fetched: AtomicU64,
+    /// The last epoch whose content is on the device, closed or not.
+    pub synced: AtomicU64,
+    /// The numbers of bypassed devices whose unsynced clean content was given up.
+    pub left: Mutex<BTreeSet<usize>>,
+    /// Held during a sync of the fast pool: the kernel reports a failure to one caller only.
+    syncing_store: Mutex<()>,
+    /// Held by the caller that syncs files which replaced others, for all that wait for it.
+    syncing_replaced: tokio::sync::Mutex<()>,
+}
 
 impl Inner {
     /// Syncs the fast pool, and closes the open epoch. Content that is fetched meanwhile belongs to the next epoch.
@@ -51,7 +72,7 @@ impl Inner {
         let epoch = self.catalog.next_epoch()?;
         self.sync_store()?;
         self.check_left()?;
-        self.synced_epoch.fetch_max(epoch, Ordering::AcqRel);
+        self.epochs.synced.fetch_max(epoch, Ordering::AcqRel);
         Ok(())
     }
 
@@ -59,7 +80,7 @@ impl Inner {
     /// checked.
     pub(super) fn sync_store(self: &Arc<Self>) -> Result<()> {
         // Another caller must not take the fast pool for synced before this one has recorded that it is in doubt.
-        let _alone = self.syncing_store.lock();
+        let _alone = self.epochs.syncing_store.lock();
         let synced = self.store.sync_all();
         if synced.is_err() {
             self.catalog.set_meta(IN_DOUBT, &true)?;
@@ -142,7 +163,7 @@ impl Inner {
         if let (true, Ok(runtime)) = (is_leased, tokio::runtime::Handle::try_current()) {
             let (inner, node) = (self.clone(), node.clone());
             runtime.spawn(async move {
-                if let Err(error) = inner.fetch(&node, 0..size).await {
+                if let Err(error) = inner.ensure(&node, 0..size, FetchPriority::Demand).await {
                     tracing::warn!(%error, %ino, "leased content is not resident any more");
                 }
             });
@@ -169,5 +190,40 @@ impl Inner {
             let bytes = &mut buffer[..CHUNK_BYTES.min(record.size.saturating_sub(start)) as usize];
             content.file.read_exact_at(bytes, start).is_ok() && crc32c::crc32c(bytes) == *checksum
         }))
+    }
+
+    /// Fails as long as content of a bypassed device is in doubt: an epoch that is closed then would cover it.
+    pub(crate) fn check_left(&self) -> Result<()> {
+        let left = self.epochs.left.lock();
+        match self.store.bypassed().find(|number| !left.contains(number)) {
+            None => Ok(()),
+            Some(number) => {
+                self.store.announce_health();
+                let what = format!("fast-pool device {number} has just been bypassed");
+                Err(Error::new(ErrorKind::Busy, Side::Cache, what))
+            }
+        }
+    }
+
+    /// Waits while too many files that replaced others are not synced: each of them has an open descriptor, even if it
+    /// was replaced itself since. Programs would replace files faster than a busy disk syncs them.
+    pub(super) async fn sync_many_replaced(self: &Arc<Self>) {
+        let are_many = || self.catalog.to_sync_first() >= self.replaced_max();
+        if !are_many() {
+            return;
+        }
+        let _turn = self.epochs.syncing_replaced.lock().await;
+        if !are_many() {
+            return;
+        }
+        let inner = self.clone();
+        if let Err(error) = crate::blocking(move || inner.catalog.sync_changes()).await {
+            // The sync of each second reports it.
+            tracing::debug!(%error, "files that replaced others cannot be synced");
+        }
+    }
+
+    fn replaced_max(&self) -> usize {
+        (self.contents.open_max / REPLACED_SHARE).clamp(1, REPLACED_MAX)
     }
 }

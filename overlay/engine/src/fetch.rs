@@ -3,6 +3,8 @@
 
 mod bandwidth_estimator;
 mod demand_priority;
+mod listed;
+mod placement;
 mod request;
 
 use std::collections::VecDeque;
@@ -14,18 +16,18 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use forebay_backends::decorators::Rate;
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stripe, Version};
-use forebay_cache::Content;
-use forebay_cache::{CHUNK_BYTES, ContentId, Reservation, SpaceReservation};
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Stripe, Version};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, SpaceReservation};
 use forebay_catalog::ContentRecord;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 
-use super::coherence::{Age, OWN_CHANGES};
+use super::coherence::Age;
+use super::pool_calls::OWN_CHANGES;
 use super::{Inner, Ino, Txn};
 use crate::inode_change::InodeChange;
-use crate::node::{Flight, Node, NodeState};
+use crate::node::{Flight, Node};
 pub(crate) use bandwidth_estimator::BandwidthEstimator;
 pub(crate) use demand_priority::DemandPriority;
 use request::{Chunk, FetchRequest};
@@ -38,6 +40,22 @@ const MOST_AT_ONCE: usize = 32;
 const ATTEMPTS: u32 = 3;
 /// The longest request to a striped file.
 const STRIPE_REQUEST_BYTES: u64 = 4 << 20;
+
+/// What orders the requests of a fetch.
+#[derive(Debug, Default)]
+pub(crate) struct Fetcher {
+    pub bandwidth: BandwidthEstimator,
+    pub demand: DemandPriority,
+}
+
+/// How urgent a fetch is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum FetchPriority<'a> {
+    /// A reader waits for it.
+    Demand,
+    /// No reader has requested it yet. Readers go first, between any two requests; and it is no faster than the rate.
+    Ahead(Option<&'a Rate>),
+}
 
 impl Inner {
     /// Fetches from the version that the pool has since `since`, by `attempt`, which gets the size of the file. If the
@@ -65,23 +83,27 @@ impl Inner {
         Ok(None)
     }
 
-    /// Makes a range of a file valid in its content file, for a reader that waits for it.
+    /// Makes a range of a file resident. An empty file becomes whole.
     ///
     /// # Errors
     /// `NoSpace` if the fast pool has no room, `Stale` if the pool's copy is gone or has another version by now, and
     /// all other errors of the pool.
-    pub async fn fetch(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
-        let _reading = self.demand.read();
-        self.fetch_now(node, range).await
-    }
-
-    /// The same before a reader requests it: readers go first, between any two requests.
-    pub async fn fetch_ahead(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
-        self.fetch_paced(node, range, None).await
-    }
-
-    /// The same, no faster than `rate`.
-    pub async fn fetch_paced(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>, rate: Option<&Rate>) -> Result<()> {
+    pub async fn ensure(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        range: Range<u64>,
+        priority: FetchPriority<'_>,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return self.complete_empty(node);
+        }
+        let rate = match priority {
+            FetchPriority::Demand => {
+                let _reading = self.fetcher.demand.read();
+                return self.fetch_now(node, range).await;
+            }
+            FetchPriority::Ahead(rate) => rate,
+        };
         let stripe = self.stripe_of(node).await;
         let mut at = range.start;
         let pieces = std::iter::from_fn(|| {
@@ -97,7 +119,7 @@ impl Inner {
             if let Some(rate) = rate {
                 rate.pass_in_turn(missing).await;
             }
-            let _turn = self.demand.ahead().await;
+            let _turn = self.fetcher.demand.ahead().await;
             self.fetch_now(node, piece).await
         };
         stream::iter(pieces.map(bring)).buffer_unordered(requests_at_once(stripe)).try_collect().await
@@ -158,39 +180,9 @@ impl Inner {
         (at / bytes + 1).saturating_mul(bytes)
     }
 
-    /// Makes a file whole from bytes that came with a listing, if it has no content yet. Returns whether it is whole
-    /// now.
-    pub async fn take_in(self: &Arc<Self>, node: &Arc<Node>, version: Version, content: Bytes) -> Result<bool> {
-        let path = self.pool_path(node.ino)?;
-        {
-            let state = node.state.lock();
-            let record = &state.record;
-            let is_file = record.kind == FileKind::File && !record.file.is_written_through();
-            let fits = is_file && record.size == content.len() as u64;
-            if !fits || !state.record.file.is_absent() || state.record.version.as_ref() != Some(&version) {
-                return Ok(false);
-            }
-        }
-        let (_, requests) = self.plan(node, 0..content.len() as u64, &path)?;
-        for request in requests {
-            // If the version changed since that check, or some chunks are already in flight, the bytes are not used.
-            let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
-            let (inner, node) = (self.clone(), node.clone());
-            // Readers may wait for these chunks by now, so the task goes on even if the caller is dropped.
-            let answered = tokio::spawn(async move {
-                match came {
-                    Some(content) => inner.answer_with(&node, request, content).await,
-                    None => inner.answer(&node, request).await,
-                }
-            });
-            answered.await.map_err(|_| lost())?;
-        }
-        Ok(node.state.lock().record.file.is_whole())
-    }
-
     /// Returns the length of one request: whole chunks.
     pub fn request_bytes(&self) -> u64 {
-        if self.pool.capabilities().streams { self.bandwidth.request_bytes() } else { CHUNK_BYTES }
+        if self.pool.capabilities().streams { self.fetcher.bandwidth.request_bytes() } else { CHUNK_BYTES }
     }
 
     /// Requests the chunks of a range that are neither resident nor in flight. Returns the flights to wait for.
@@ -311,24 +303,27 @@ impl Inner {
         let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
         let residency = change.add_chunk(id, chunk.index as u32, chunk.range.clone(), checksum, (epoch, occupied))?;
         if residency.extents().contains(0..size) {
-            crate::handles::set_mtime(&content.file, atime, mtime)?;
+            crate::contents::set_mtime(&content.file, atime, mtime)?;
             change.complete()?;
         }
         change.commit()?;
         self.store.account_reserved(id, before, occupied, space);
         self.note_clean(node.ino, Some(id), occupied);
-        self.fetched_epoch.store(epoch, Ordering::Relaxed);
+        self.epochs.fetched.store(epoch, Ordering::Relaxed);
         Ok(())
     }
 
     /// Completes an empty file: it needs no bytes.
-    pub fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
-        let version = node.state.lock().record.version.clone();
+    fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
+        let version = {
+            let record = &node.state.lock().record;
+            record.version.clone().filter(|_| record.size == 0 && !record.file.is_whole())
+        };
         let Some(version) = version else { return Ok(()) };
         let Some((content, _)) = self.content_for_fetch(node, &version)? else { return Ok(()) };
         let mut state = node.state.lock();
         if state.record.file.is_partial() && state.record.size == 0 {
-            crate::handles::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
+            crate::contents::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
             let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
             change.complete()?;
             change.commit()?;
@@ -352,83 +347,12 @@ impl Inner {
         }
     }
 
-    /// Turns `NotFound` of the pool into `Stale`: bytes that were never fetched are gone with the pool's copy. A
-    /// program that has the file open must not get "no such file". Nor must one that opens it by a name that may refer
-    /// to another file by now: with `Stale`, the name is looked up again.
-    pub(super) fn no_longer_there(&self, node: &Node, error: Error) -> Error {
-        if error.side() != Side::Pool || !error.is(ErrorKind::NotFound) {
-            return error;
-        }
-        let what = format!("{}: removed or replaced in the pool", self.display(node.ino));
-        Error::new(ErrorKind::Stale, Side::Pool, what).with_source(error)
-    }
-
     pub(super) async fn read_as_known(&self, node: &Arc<Node>, range: Range<u64>) -> Result<Bytes> {
         let path = self.pool_path(node.ino)?;
         let version = node.state.lock().record.version.clone();
         let Some(version) = version else { return Ok(Bytes::new()) };
         self.counters.pool_read_bytes.fetch_add(range.end - range.start, Ordering::Relaxed);
         self.ask(self.pool.read(&path, &version, range)).await.map_err(|e| e.context(path))
-    }
-
-    /// Returns which ranges of a content file are valid; read from the catalog when first needed.
-    pub fn residency<'s>(&self, state: &'s mut NodeState) -> Result<&'s mut ContentRecord> {
-        state.residency(&self.catalog)
-    }
-
-    /// Returns the bytes that the budget counts for an inode's content. They are given back when the content goes.
-    pub fn counted_bytes(&self, state: &mut NodeState) -> u64 {
-        self.residency(state).map_or(0, |r| r.bytes)
-    }
-
-    /// Counts the bytes that an inode's content occupies now.
-    pub fn count(&self, state: &mut NodeState, occupied: u64) -> Result<()> {
-        self.count_reserved(state, occupied, None)
-    }
-
-    /// The same. `space`: what was reserved for the growth.
-    pub fn count_reserved(&self, state: &mut NodeState, occupied: u64, space: Option<Reservation>) -> Result<()> {
-        let residency = self.residency(state)?;
-        let before = std::mem::replace(&mut residency.bytes, occupied);
-        let ino = residency.ino;
-        match state.record.file.content() {
-            Some(id) => {
-                let space = space.map(SpaceReservation::from).unwrap_or_default();
-                self.store.account_reserved(id, before, occupied, space);
-            }
-            None => self.store.budget.account_reserved(before, occupied, space),
-        }
-        self.charge_bytes(ino, state, occupied);
-        state.count_unsaved |= before != occupied;
-        Ok(())
-    }
-
-    /// Saves the count in the catalog, before the inode may leave memory.
-    pub fn save_count(&self, ino: Ino, state: &mut NodeState) -> Result<()> {
-        if !state.count_unsaved {
-            return Ok(());
-        }
-        let mut change = InodeChange::begin(&self.catalog, ino, state);
-        change.save_count()?;
-        change.commit()
-    }
-
-    /// Returns the content file of an inode, and opens it if needed.
-    pub fn content(&self, ino: Ino, state: &mut NodeState) -> Result<Arc<Content>> {
-        if let Some(content) = &state.content {
-            return Ok(content.clone());
-        }
-        let id =
-            state.record.file.content().ok_or_else(|| {
-                Error::new(ErrorKind::Corrupt, Side::Cache, format!("inode {ino} has no content file"))
-            })?;
-        let content = self.store.open_content(id).map_err(|e| match e.kind() {
-            ErrorKind::NotFound if state.record.file.is_dirty() => gone(ino, id),
-            _ => e,
-        })?;
-        state.content = Some(content.clone());
-        self.keep_open(ino);
-        Ok(content)
     }
 }
 
@@ -445,16 +369,6 @@ fn in_stripe(stripe: Stripe) -> u64 {
 
 fn io_failed(error: std::io::Error) -> Error {
     Error::io(error, Side::Cache, "content file")
-}
-
-/// Not "no such file", because the name exists.
-fn gone(ino: Ino, id: ContentId) -> Error {
-    let what = format!(
-        "content file {:x} of inode {ino} is missing, and the pool does not have its bytes: remove the file or write \
-         it anew",
-        id.0
-    );
-    Error::new(ErrorKind::Corrupt, Side::Cache, what)
 }
 
 fn changed(path: &PoolPath) -> Error {

@@ -19,7 +19,7 @@ impl Overlay {
     pub async fn fsck(&self, repair: bool) -> Result<FsckReport> {
         let inner = self.inner.clone();
         let mut report = super::blocking(move || inner.fsck_now(repair)).await?;
-        self.inner.check_unfinished(repair && !self.inner.read_only, &mut report).await?;
+        self.inner.check_unfinished(repair && !self.inner.mount.read_only, &mut report).await?;
         Ok(report)
     }
 }
@@ -49,7 +49,7 @@ impl Inner {
             Ok(true)
         })?;
         for (id, bytes) in dangling {
-            let _namespace = self.namespace.lock();
+            let _namespace = self.names.lock.lock();
             if !self.is_dangling(id)? {
                 continue;
             }
@@ -111,7 +111,7 @@ impl Inner {
         if self.broken_links(ino, record)?.is_empty() {
             return Ok(());
         }
-        let _namespace = self.namespace.lock();
+        let _namespace = self.names.lock.lock();
         if let Some(record) = self.catalog.inode(ino)? {
             report.problems.extend(self.broken_links(ino, &record)?);
         }
@@ -143,7 +143,7 @@ impl Inner {
     ) -> Result<()> {
         let Some(problem) = self.content_problem(record, id, report)? else { return Ok(()) };
         {
-            let _namespace = self.namespace.lock();
+            let _namespace = self.names.lock.lock();
             let same = |now: InodeRecord| (now.file, now.version) == (record.file, record.version.clone());
             if !self.catalog.inode(ino)?.is_some_and(same) {
                 return Ok(());

@@ -4,24 +4,24 @@ mod close;
 mod inherited;
 mod modify;
 mod open;
-mod open_contents;
 mod spill;
 mod through;
 
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
-use forebay_cache::Content;
-use forebay_cache::content_io;
-use forebay_cache::{CHUNK_BYTES, ContentId, Reservation, has_space};
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, Reservation, has_space};
 use forebay_policy::{FlushPolicy, Read};
 use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
+use crate::contents::failed;
+use crate::fetch::FetchPriority;
 use crate::node::{Node, Readahead};
 use crate::space::owner_room::OwnerRoom;
 use crate::status::ReadSource;
@@ -110,15 +110,12 @@ impl Overlay {
             if !ready {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
                 source = ReadSource::Fetched;
-                match inner.fetch(&node, offset..end).await {
-                    Err(e) if e.is(ErrorKind::NoSpace) => {
+                match inner.ensure_for_program(&node, offset..end).await? {
+                    Ensured::Resident => {}
+                    Ensured::Uncached => {
                         return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
                     }
-                    Err(e) if is_of_device(&e) => match inner.fetch_failed(&node, &e) {
-                        true => continue,
-                        false => return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await),
-                    },
-                    other => other?,
+                    Ensured::Changed => continue,
                 }
             }
             let content = {
@@ -212,7 +209,7 @@ impl Overlay {
             }
         };
         let inner = self.inner.clone();
-        let _turn = self.inner.syncs.acquire().await;
+        let _turn = self.inner.contents.syncs.acquire().await;
         blocking(move || {
             let kept = content.map_or(Ok(()), |content| inner.catalog.sync_content(&content, data_only));
             // The catalog is synced even if content was lost: the record of the loss must survive a power cut, too.
@@ -273,7 +270,7 @@ impl Overlay {
         };
         if let Some(size) = sparse {
             // If the fetch fails, the whole file counts as data, which is never wrong.
-            let _ = inner.fetch(&node, 0..size).await;
+            let _ = inner.ensure(&node, 0..size, FetchPriority::Demand).await;
         }
         let (content, size) = {
             let mut state = node.state.lock();
@@ -330,7 +327,31 @@ impl Overlay {
     }
 }
 
+/// What became of bytes that a program needs.
+enum Ensured {
+    Resident,
+    /// The fast pool has no room for them, or its device fails: the program gets them from the pool.
+    Uncached,
+    /// The file has other content by now, or none: the caller looks again.
+    Changed,
+}
+
 impl Inner {
+    /// Makes a range of a file resident for a program, if that can be.
+    ///
+    /// # Errors
+    /// Those of [`Inner::ensure`], except for `NoSpace` and errors of a device of the fast pool.
+    async fn ensure_for_program(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Ensured> {
+        match self.ensure(node, range, FetchPriority::Demand).await {
+            Ok(()) => Ok(Ensured::Resident),
+            Err(e) if e.is(ErrorKind::NoSpace) => Ok(Ensured::Uncached),
+            Err(e) if is_of_device(&e) => {
+                Ok(if self.fetch_failed(node, &e) { Ensured::Changed } else { Ensured::Uncached })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
     /// Writes into the content file.
     async fn write_resident(self: &Arc<Self>, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<u32> {
         let content = self.writable_content(node).await?;
@@ -391,7 +412,7 @@ impl Inner {
         len: u64,
     ) -> Result<u64> {
         if !source.state.lock().record.file.is_whole() {
-            self.fetch(source, from_offset..from_offset + len).await?;
+            self.ensure(source, from_offset..from_offset + len, FetchPriority::Demand).await?;
         }
         let (source_content, spills) = {
             let mut state = source.state.lock();
@@ -422,14 +443,6 @@ impl Inner {
             return Err(spilled());
         }
         Ok(copied as u64)
-    }
-
-    /// Reads from a content file: immediately if the page cache has the data, else through the content I/O.
-    pub async fn read_content(&self, content: &Arc<Content>, offset: u64, len: usize) -> Result<Bytes> {
-        match content_io::read_now(&content.file, offset, len) {
-            Some(data) => Ok(data),
-            None => self.io.read_at(content.file.clone(), offset, len).await,
-        }
     }
 
     /// Fetches what a sequential reader of a partial file will probably read next.
@@ -466,7 +479,7 @@ impl Inner {
         let (inner, node) = (self.clone(), node.clone());
         tokio::spawn(async move {
             // The reader gets the same error when it reads this range.
-            let _ = inner.fetch(&node, ahead).await;
+            let _ = inner.ensure(&node, ahead, FetchPriority::Demand).await;
         });
     }
 
@@ -538,23 +551,4 @@ fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
     let overwrites =
         end <= meta.size() && allocated >= meta.size() && has_space(&content.file, offset..end) != Some(false);
     Ok(if overwrites { 0 } else { len })
-}
-
-/// Sets the times of a content file to those of the overlay: while content is dirty, the times of its content file are
-/// the truth.
-pub(super) fn set_mtime(file: &std::fs::File, atime: Time, mtime: Time) -> Result<()> {
-    set_times(file, Some(atime), Some(mtime))
-}
-
-/// Sets times of a content file; `None`: one stays as it is.
-pub(super) fn set_times(file: &std::fs::File, atime: Option<Time>, mtime: Option<Time>) -> Result<()> {
-    let omitted = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
-    let spec =
-        |t: Option<Time>| t.map_or(omitted, |t| rustix::fs::Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() });
-    let times = rustix::fs::Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
-    rustix::fs::futimens(file, &times).map_err(|e| failed(e.into()))
-}
-
-pub(super) fn failed(error: std::io::Error) -> Error {
-    Error::io(error, Side::Cache, "content file")
 }

@@ -1,55 +1,78 @@
 //! The engine: catalog, content, fetch, flush, leases and policy behind one interface. It knows neither FUSE
 //! nor command lines, and runs without root, network or mount.
 //!
+//! A module calls the modules above it in this table, and none below: no circle. `tests/tests/tidy.rs` checks it for
+//! calls of methods and functions; types may be used in both directions.
+//!
 //! | module | does |
 //! |---|---|
-//! | `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
-//! | `namespace` | lookup, create, link, unlink, rename, readdir, file handles |
-//! | `paths` | inode → path in the overlay and in the pool, and back |
-//! | `attributes`, `xattrs`, `set_id` | attributes, extended attributes and ACLs, set-id bits |
-//! | `rights` | mode, owner or ACL that another client changed in the pool |
-//! | `permission` | what a user may do in a directory, for requests that the kernel has not checked |
-//! | `policies` | the policy in force, what it says of a file, its exchange |
-//! | `handles` | open, read, write, truncate, fallocate, seek, copy; writing through what does not fit |
-//! | `fetch` | pool → content file |
-//! | `writeback` | overlay → pool |
-//! | `coherence` | pool → catalog: names, attributes, changes by other clients; whether the pool answers |
+//! | `types`, `acl`, `advisor` | what callers see; POSIX ACLs; what the engine asks the `jobs` crate |
+//! | `shares`, `quotas` | shares of users; what users and groups hold, and their quotas |
+//! | `node`, `paths` | inodes in memory; inode → path in the overlay and in the pool |
+//! | `mount`, `policies` | what the mount was started with, and what the kernel is told; the policy in force |
+//! | `contents` | content files: opened, kept open, counted |
+//! | `tiers` | which tier content is in, and what is used enough to be moved |
+//! | `inode_change`, `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
+//! | `set_id`, `attr` | set-id bits of written files; the attributes that the mount shows |
+//! | `pool_calls` | whether the pool answers, and which of its answers count |
 //! | `layout` | stripes and storage pools, where the pool has them |
-//! | `ttl` | how long the kernel may cache an answer |
-//! | `space` | space in the fast pool: eviction, and writers that must stay below the limit |
-//! | `tiers` | which devices content is on, moves between them, and devices that fail |
-//! | `staging` | requests of operators, and their progress: stage, flush, evict, leases |
-//! | `advisor`, `ahead` | what the engine asks the `jobs` crate; what the `jobs` crate needs of the engine |
+//! | `decisions` | what the policy says of a file |
+//! | `space/room`, `space/owner_room`, `space` | space in the fast pool: writers that wait, eviction, the hard limit |
+//! | `namespace/depth` | how deep names may be |
+//! | `writeback/sync`, `writeback/in_doubt` | names made durable in the pool; calls to the pool whose answer was lost |
+//! | `coherence` | pool → catalog: names, attributes, changes by other clients |
+//! | `policy_facts` | what must be known of a file before its policy can be decided |
+//! | `written_through` | the pool's copy of a file that does not fit into the fast pool |
+//! | `fetch` | pool → content file |
 //! | `durability_epochs` | the epochs after which fetched content survives a power cut |
-//! | `peers` | bytes from other nodes before the pool, and for them |
-//! | `node`, `shares`, `quotas` | inodes in memory; shares of users; quotas of users and groups |
-//! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
-//! | `served` | files for front ends without a kernel: by path, with a user's rights, under one version |
-//! | `stored` | files that a front end writes once, and reads while they are resident |
+//! | `tiers/device_health`, `tiers/moving`, `tiers/rounds`, `tiers/absent` | devices that fail; moves between tiers; tiers that come and go |
+//! | `views/leave` | a file that a view shows gets another content file before it changes |
+//! | `writeback` | overlay → pool |
+//! | `rights`, `permission` | rights that changed in the pool; what a user may do, for requests that the kernel has not checked |
+//! | `ttl` | how long the kernel may cache an answer |
+//! | `handles` | open, read, write, truncate, fallocate, seek, copy; writing through what does not fit |
+//! | `attributes` | attributes: read and changed |
+//! | `namespace` | lookup, create, link, unlink, rename, readdir, file handles |
+//! | `xattrs` | extended attributes and ACLs |
+//! | `staging/paths`, `staging/reporter`, `staging/leases` | the files that a request names; its progress; leases |
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
-//! | `salvage` | unflushed content of a catalog that cannot be opened |
-//! | `background` | the tasks that run without a request |
-//! | `status`, `census`, `resident_tree`, `fsck` | what operators see and check |
+//! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
+//! | `quotas/report`, `quotas/staged` | quotas counted anew; reservations of stages |
+//! | `census`, `status`, `resident_tree` | what operators see |
+//! | `ahead`, `staging` | what the `jobs` crate needs; requests of operators and their progress: stage, flush, evict |
+//! | `policy_changes` | a policy is put into force, its effect is foretold, its decisions are explained |
+//! | `peers` | bytes from other nodes before the pool, and for them |
+//! | `background`, `salvage` | the tasks that run without a request; unflushed content of a catalog that cannot be opened |
+//! | `served`, `stored` | files for front ends without a kernel: read by path; written once, and read while they are resident |
+//! | `fsck` | compares catalog and content files |
+//! | `lib` | wires the components |
 
 mod acl;
 mod advisor;
 mod ahead;
+mod attr;
 mod attributes;
 mod background;
 mod census;
 mod coherence;
+mod contents;
+mod decisions;
 mod durability_epochs;
 mod fetch;
 mod fsck;
 mod handles;
 mod inode_change;
 mod layout;
+mod mount;
 mod namespace;
 mod node;
 mod paths;
 mod peers;
 mod permission;
 mod policies;
+mod policy_changes;
+mod policy_facts;
+mod pool_calls;
 mod quotas;
 mod resident_tree;
 pub(crate) mod rights;
@@ -68,32 +91,27 @@ mod txn;
 mod types;
 mod views;
 mod writeback;
+mod written_through;
 mod xattrs;
 
-use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
-use forebay_cache::content_io::ContentIo;
 use forebay_cache::{ContentNumbers, ContentStore, PreallocatedFiles, Trash};
-pub use forebay_catalog::WriteFaults;
 use forebay_catalog::{Catalog, Durability, InodeRecord};
 use forebay_system::descriptors;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 
-use crate::node::{Node, NodeTable};
-use crate::space::order::EvictionOrder;
+use crate::node::NodeTable;
 pub use advisor::{Advisor, Foreseen, Means};
 pub use ahead::{AHEAD_REQUESTS, requests_of};
 pub use census::Census;
 pub(crate) use coherence::Growth;
 pub use forebay_cache::{Content, content_io};
+pub use forebay_catalog::WriteFaults;
 pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
@@ -142,8 +160,6 @@ pub struct TestOptions {
 
 /// Default memory for buffers.
 pub const DEFAULT_MEMORY_BYTES: u64 = 32 << 20;
-/// Syncs of content files that are under way at the same time.
-const SYNCS: usize = 48;
 /// How long the end of a mount waits for the removal of parts that no file uses.
 const PARTS_REMOVED_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// The unit in which buffer memory is counted.
@@ -155,78 +171,39 @@ pub struct Overlay {
     pub(crate) inner: Arc<Inner>,
 }
 
+/// The components of an engine. Each owns its state; `tests/tests/tidy.rs` checks which of them may call which, by the table
+/// at the head of this file.
 pub(crate) struct Inner {
     pub pool: Arc<dyn Pool>,
     pub catalog: Arc<Catalog>,
     pub store: Arc<ContentStore>,
-    /// Content files from this number on were created since the start. If no record names such a file, its record is
-    /// about to be written.
-    pub first_new_content: u64,
     pub trash: Trash,
     pub preallocated: Arc<PreallocatedFiles>,
-    pub io: Arc<dyn ContentIo>,
-    pub io_fallback: Option<String>,
-    pub policies: policies::Policies,
-    pub read_only: bool,
-    pub node_name: String,
-    pub table: NodeTable,
-    pub name_hash: namespace::NameHash,
-    pub deepest: namespace::Deepest,
-    /// Held by [`Txn`] while it changes names.
-    pub namespace: Arc<Mutex<()>>,
-    pub kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// For all buffers of fetches and flushes, in units of `MEMORY_UNIT_BYTES`.
     pub memory: Arc<Semaphore>,
-    /// Permits to sync content files to the fast pool's devices: each sync takes a thread.
-    pub syncs: Semaphore,
-    pub bandwidth: fetch::BandwidthEstimator,
-    pub demand: fetch::DemandPriority,
-    pub evictor: EvictionOrder,
-    pub making_room: space::eviction::MakingRoom,
-    /// Inodes whose content file is open in the daemon, least recently used first.
-    pub open_contents: Mutex<lru::LruCache<Ino, ()>>,
-    /// How many content files may stay open although no program uses them.
-    pub open_contents_max: usize,
-    /// Held by the caller that syncs files which replaced others, for all that wait for it.
-    pub syncing_replaced: tokio::sync::Mutex<()>,
-    /// Held during a sync of the fast pool: the kernel reports a failure to one caller only.
-    pub syncing_store: Mutex<()>,
-    pub health: coherence::Health,
-    pub watches: coherence::Watches,
+    pub policies: policies::Policies,
+    pub table: NodeTable,
+    pub names: namespace::Namespace,
+    pub mount: mount::MountFacts,
+    pub contents: contents::ContentFiles,
+    pub epochs: durability_epochs::EpochState,
+    pub pool_calls: pool_calls::PoolCalls,
     pub layouts: layout::Layouts,
-    pub counters: status::EngineCounters,
-    pub looks: status::Looks,
-    pub last_census: Mutex<Arc<Census>>,
-    pub census_turn: tokio::sync::Mutex<Option<census::LastCount>>,
-    /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
-    pub uncounted: Mutex<HashSet<Ino>>,
-    /// Files that are open for writing.
-    pub writing: Mutex<HashSet<Ino>>,
-    pub write_throttle: space::write_throttle::WriteThrottle,
-    pub room: space::room::WaitingWriters,
-    pub scratch: scratch::ScratchDirs,
-    pub views: views::Views,
+    pub fetcher: fetch::Fetcher,
+    pub flusher: writeback::Flusher,
+    pub space: space::SpaceState,
     pub tiers: tiers::TierWork,
     pub shares: Arc<Shares>,
     pub quotas: Arc<quotas::Quotas>,
     pub stages: quotas::StagesUnderWay,
     pub parts_under_way: handles::PartsUnderWay,
-    pub opened_at: std::time::Instant,
-    pub reattached: bool,
-    /// Files that the kernel holds open since before this daemon started, until the daemon has opened them again.
-    pub inherited: Mutex<HashSet<Ino>>,
-    pub flusher: writeback::Flusher,
-    /// Notified when something may have to be flushed.
-    pub flush_bell: Notify,
-    pub conflicts: Mutex<Vec<String>>,
-    pub mountpoint: Mutex<Option<String>>,
-    pub passthrough: OnceLock<bool>,
+    pub scratch: scratch::ScratchDirs,
+    pub views: views::Views,
+    pub counters: status::EngineCounters,
+    pub census: census::CensusState,
     pub advisor: OnceLock<Arc<dyn Advisor>>,
     pub peers: OnceLock<Arc<dyn PeerSource>>,
     pub stop: tokio_util::sync::CancellationToken,
-    /// The epoch in which something was fetched last.
-    pub fetched_epoch: AtomicU64,
-    /// The last epoch whose content is on the device, closed or not.
-    pub synced_epoch: AtomicU64,
 }
 
 impl Overlay {
@@ -259,10 +236,6 @@ impl Overlay {
                         ),
                     )
                 })?;
-            let (io, io_fallback) = content_io::open(options.content_io);
-            let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
-            let name_hash = namespace::NameHash::of(&catalog)?;
-            let deepest = namespace::Deepest::of(&catalog)?;
             let used = catalog.meta("used_bytes")?.unwrap_or(0);
             store.budget.account(0, used);
             catalog.set_queue_delay(options.policy.shortest_idle());
@@ -272,62 +245,38 @@ impl Overlay {
             let shares = Shares::new(options.policy.shares, store.budget.limit());
             let inner = Arc::new(Inner {
                 pool: options.pool,
-                first_new_content: catalog.new_content()?.0,
+                contents: contents::ContentFiles::new(
+                    catalog.new_content()?.0,
+                    options.for_tests.open_contents.unwrap_or_else(descriptors::for_contents),
+                    content_io::open(options.content_io),
+                ),
                 preallocated: PreallocatedFiles::new(store.clone(), catalog.clone()),
+                names: namespace::Namespace::of(&catalog)?,
+                flusher: writeback::Flusher::of(&catalog)?,
                 catalog,
                 trash: Trash::start(store.clone(), move || settle.sync())?,
                 store,
-                io,
-                io_fallback,
-                read_only: options.read_only,
-                node_name: options.node,
-                table: NodeTable::default(),
-                name_hash,
-                deepest,
-                namespace: Arc::default(),
-                kernel: OnceLock::new(),
                 memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
-                syncs: Semaphore::new(SYNCS),
-                bandwidth: fetch::BandwidthEstimator::default(),
-                demand: fetch::DemandPriority::default(),
-                evictor: EvictionOrder::new(evictor),
-                making_room: space::eviction::MakingRoom::default(),
-                open_contents: Mutex::new(lru::LruCache::unbounded()),
-                open_contents_max: options.for_tests.open_contents.unwrap_or_else(descriptors::for_contents),
-                syncing_replaced: tokio::sync::Mutex::default(),
-                syncing_store: Mutex::default(),
-                health: coherence::Health::default(),
-                watches: coherence::Watches::default(),
-                layouts: layout::Layouts::default(),
-                counters: status::EngineCounters::default(),
-                looks: status::Looks::default(),
-                last_census: Mutex::default(),
-                census_turn: Default::default(),
-                uncounted: Mutex::default(),
-                writing: Mutex::default(),
-                write_throttle: space::write_throttle::WriteThrottle::default(),
-                room: space::room::WaitingWriters::default(),
-                scratch: scratch::ScratchDirs::default(),
-                parts_under_way: handles::PartsUnderWay::default(),
-                opened_at: std::time::Instant::now(),
-                views: views::Views::default(),
                 tiers: tiers::TierWork::new(&options.policy),
                 policies: policies::Policies::new(options.policy),
+                table: NodeTable::default(),
+                mount: mount::MountFacts::new(options.node, options.read_only, options.reattached),
+                epochs: durability_epochs::EpochState::default(),
+                pool_calls: pool_calls::PoolCalls::default(),
+                layouts: layout::Layouts::default(),
+                fetcher: fetch::Fetcher::default(),
+                space: space::SpaceState::new(evictor),
                 shares,
                 quotas,
                 stages: quotas::StagesUnderWay::default(),
-                reattached: options.reattached,
-                inherited: Mutex::default(),
-                flusher: writeback::Flusher::default(),
-                flush_bell: Notify::new(),
-                conflicts: Mutex::new(conflicts),
-                mountpoint: Mutex::new(None),
-                passthrough: OnceLock::new(),
+                parts_under_way: handles::PartsUnderWay::default(),
+                scratch: scratch::ScratchDirs::default(),
+                views: views::Views::default(),
+                counters: status::EngineCounters::default(),
+                census: census::CensusState::default(),
                 advisor: OnceLock::new(),
                 peers: OnceLock::new(),
                 stop: tokio_util::sync::CancellationToken::new(),
-                fetched_epoch: AtomicU64::new(0),
-                synced_epoch: AtomicU64::new(0),
             });
             inner.ensure_root().await?;
             let again = inner.clone();
@@ -358,7 +307,7 @@ impl Overlay {
 
     /// Sets the receiver of notifications about cached state that the kernel must forget.
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        let _ = self.inner.kernel.set(kernel);
+        self.inner.mount.set_kernel(kernel);
         self.inner.keep_names_above_views();
     }
 
@@ -370,8 +319,7 @@ impl Overlay {
 
     /// Sets what `status` shows of the mount.
     pub fn set_mount(&self, mountpoint: &str, passthrough: bool) {
-        *self.inner.mountpoint.lock() = Some(mountpoint.to_owned());
-        let _ = self.inner.passthrough.set(passthrough);
+        self.inner.mount.set_up(mountpoint, passthrough);
     }
 
     /// Returns the users' shares of the mount's resources.
@@ -385,54 +333,11 @@ impl Overlay {
     }
 
     pub fn is_read_only(&self) -> bool {
-        self.inner.read_only
+        self.inner.mount.read_only
     }
 }
 
 impl Inner {
-    /// Returns the node of an inode.
-    ///
-    /// # Errors
-    /// `Stale` if there is no such inode.
-    pub fn node(&self, ino: Ino) -> Result<Arc<Node>> {
-        self.table
-            .get(&self.catalog, ino, |record| self.distrust(ino, record))?
-            .ok_or_else(|| Error::new(ErrorKind::Stale, Side::Application, format!("inode {ino} was deleted")))
-    }
-
-    /// Returns the node of a file that the caller found a while ago, or `None` if the file was removed since.
-    pub fn node_unless_gone(&self, ino: Ino) -> Result<Option<Arc<Node>>> {
-        let node = match self.node(ino) {
-            Err(e) if e.is(ErrorKind::Stale) => return Ok(None),
-            node => node?,
-        };
-        let is_gone = {
-            let state = node.state.lock();
-            state.is_deleted() || state.is_unlinked(ino)
-        };
-        Ok((!is_gone).then_some(node))
-    }
-
-    /// Gives up clean content whose last bytes were fetched in an epoch that ended in a power cut: they may
-    /// never have reached the disk.
-    fn distrust(&self, ino: Ino, record: &mut InodeRecord) -> Result<()> {
-        let (false, Some(id)) = (record.file.is_dirty(), record.file.content()) else { return Ok(()) };
-        if !self.catalog.has_dead_epochs() {
-            return Ok(());
-        }
-        let content = self.catalog.content(id)?;
-        if !content.as_ref().is_none_or(|c| self.catalog.is_dead(c.epoch)) {
-            return Ok(());
-        }
-        (record.file, _) = record.file.evict()?;
-        let mut batch = self.catalog.batch();
-        batch.put_inode(ino, record, record.is_dirty());
-        batch.delete_content(id);
-        self.catalog.write(batch)?;
-        self.trash.discard(id, content.map_or(0, |c| c.bytes));
-        Ok(())
-    }
-
     async fn ensure_root(self: &Arc<Self>) -> Result<()> {
         if self.catalog.inode(Ino::ROOT)?.is_some() {
             return Ok(());
@@ -448,13 +353,6 @@ impl Inner {
         let mut batch = self.catalog.batch();
         batch.put_inode(Ino::ROOT, &InodeRecord::from_pool(&stat, None), false);
         self.catalog.write(batch)
-    }
-
-    pub fn check_writable(&self) -> Result<()> {
-        if self.read_only {
-            return Err(Error::new(ErrorKind::ReadOnly, Side::Application, "the mount is read-only"));
-        }
-        Ok(())
     }
 }
 

@@ -10,20 +10,36 @@ mod order;
 mod remove;
 mod rename;
 
-use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side};
-use forebay_catalog::InodeRecord;
+use std::sync::Arc;
+
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side};
+use forebay_catalog::{Catalog, InodeRecord};
 use forebay_system::clock::stamp_now;
+use parking_lot::Mutex;
 
 use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
-pub(crate) use depth::Deepest;
 pub use directory::Arrivals;
 pub(crate) use directory::Ask;
 pub(crate) use graft::{Graft, GraftPoint, kinds_differ};
+pub(crate) use order::NamesState;
 pub use order::{DirOrder, Placed};
-pub(crate) use order::{NameHash, NamesState};
 
 /// The longest name that Linux accepts, in bytes.
 const NAME_MAX: usize = 255;
+
+/// What is known of all names.
+pub(crate) struct Namespace {
+    /// Held by [`Txn`] while it changes names.
+    pub lock: Arc<Mutex<()>>,
+    hash: order::NameHash,
+    deepest: depth::Deepest,
+}
+
+impl Namespace {
+    pub fn of(catalog: &Catalog) -> Result<Self> {
+        Ok(Self { lock: Arc::default(), hash: order::NameHash::of(catalog)?, deepest: depth::Deepest::of(catalog)? })
+    }
+}
 
 impl Overlay {
     /// Looks up a name in a directory.
@@ -71,6 +87,26 @@ impl Overlay {
         txn.record(ino)?.target = Some(target.as_slice().into());
         txn.commit()?;
         Ok(target)
+    }
+
+    /// Returns the inode that a path of the mount names. No lookup is counted.
+    ///
+    /// # Errors
+    /// `NotFound` with the path.
+    pub async fn resolve(&self, path: &PoolPath) -> Result<Ino> {
+        let mut at = Ino::ROOT;
+        for name in path.components() {
+            match self.lookup(at, name).await.map_err(|e| e.context(path))? {
+                Lookup::Found(entry) => {
+                    self.forget(entry.attr.ino, 1);
+                    at = entry.attr.ino;
+                }
+                Lookup::Negative { .. } => {
+                    return Err(Error::new(ErrorKind::NotFound, Side::Application, path.to_string()));
+                }
+            }
+        }
+        Ok(at)
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod bypass;
 mod dirty_content;
+mod load;
 mod opens;
 mod pool_sync;
 mod table;
@@ -26,11 +27,9 @@ pub(crate) use self::dirty_content::DirtyContent;
 pub(crate) use self::opens::FileOpens;
 pub(crate) use self::pool_sync::PoolSync;
 pub(crate) use self::table::NodeTable;
-use crate::Growth;
-use crate::Ino;
 use crate::rights::RightsNews;
 use crate::staging::leases::Stagings;
-use crate::{NamesState, NamesSync};
+use crate::{Growth, Ino, NamesState, NamesSync};
 
 /// Names of one directory that are remembered as absent from the pool.
 const NEGATIVE_NAMES: usize = 256;

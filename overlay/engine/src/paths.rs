@@ -4,32 +4,11 @@ use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Versi
 use forebay_catalog::{InodeRecord, Link};
 
 use super::{Inner, Ino, Overlay};
-use crate::Lookup;
 
 /// Deeper trees than a path of `PATH_MAX` bytes can name exist; a loop would be damage.
 const MAX_DEPTH: usize = 65_536;
 
-impl Overlay {
-    /// Returns the inode that a path of the mount names. No lookup is counted.
-    ///
-    /// # Errors
-    /// `NotFound` with the path.
-    pub async fn resolve(&self, path: &PoolPath) -> Result<Ino> {
-        let mut at = Ino::ROOT;
-        for name in path.components() {
-            match self.lookup(at, name).await.map_err(|e| e.context(path))? {
-                Lookup::Found(entry) => {
-                    self.forget(entry.attr.ino, 1);
-                    at = entry.attr.ino;
-                }
-                Lookup::Negative { .. } => {
-                    return Err(Error::new(ErrorKind::NotFound, Side::Application, path.to_string()));
-                }
-            }
-        }
-        Ok(at)
-    }
-}
+impl Overlay {}
 
 impl Inner {
     /// Returns the path of an inode in the mount, by one of its names, or `None` if it has no name.

@@ -12,6 +12,7 @@ use futures::future::BoxFuture;
 
 use super::coherence::Age;
 use super::{Inner, Overlay};
+use crate::fetch::FetchPriority;
 use crate::node::{Node, NodeState};
 
 /// Bytes of the pool that a peer may give.
@@ -155,7 +156,7 @@ impl Loan {
     /// # Errors
     /// `NoSpace`; `Stale` if the pool has another version; errors of the pool.
     pub async fn fetch(&self, range: Range<u64>) -> Result<()> {
-        self.overlay.inner.fetch(&self.node, range).await
+        self.overlay.inner.ensure(&self.node, range, FetchPriority::Demand).await
     }
 
     /// Reads a chunk that is resident. Returns its bytes, and the checksum (CRC-32C) that they had when they came from the

@@ -137,7 +137,7 @@ impl Inner {
         if !node.state.lock().rights.concern(thread) {
             return Ok(());
         }
-        if let Some(kernel) = self.kernel.get() {
+        if let Some(kernel) = self.mount.kernel() {
             kernel.invalidate_attributes_now(ino);
         }
         let what = format!("{}: another client changed its permissions", self.display(ino));

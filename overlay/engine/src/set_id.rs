@@ -12,7 +12,6 @@ use forebay_backends::{FileKind, Result, Time};
 use forebay_cache::Stamp;
 use forebay_system::clock::stamp_now;
 
-use super::attributes::drop_set_id;
 use super::{Inner, Txn};
 use crate::node::{Node, NodeState, Written};
 
@@ -62,5 +61,13 @@ pub(super) fn note_set_id(state: &mut NodeState, kind: FileKind, mode: u32, cont
     let has_bits = kind == FileKind::File && mode & 0o6000 != 0 && state.content.is_some();
     if !state.bypass.is_none() {
         state.bypass.note_set_id(has_bits.then(|| content.unwrap_or(UNKNOWN)));
+    }
+}
+
+/// Removes the set-user-id bit, and the set-group-id bit unless it is a mark for mandatory locking.
+pub(super) fn drop_set_id(mode: &mut u32) {
+    *mode &= !libc::S_ISUID;
+    if *mode & libc::S_IXGRP != 0 {
+        *mode &= !libc::S_ISGID;
     }
 }

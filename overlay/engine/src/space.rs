@@ -13,3 +13,32 @@ pub mod order;
 pub mod owner_room;
 pub mod room;
 pub mod write_throttle;
+
+use std::collections::HashSet;
+
+use forebay_prefetch::eviction::Evictor;
+use parking_lot::Mutex;
+
+use crate::Ino;
+
+/// What is known of the fast pool's space between two calls.
+pub(crate) struct SpaceState {
+    pub evictor: order::EvictionOrder,
+    /// Files that are open for writing.
+    pub writing: Mutex<HashSet<Ino>>,
+    making_room: eviction::MakingRoom,
+    throttle: write_throttle::WriteThrottle,
+    room: room::WaitingWriters,
+}
+
+impl SpaceState {
+    pub fn new(evictor: Box<dyn Evictor>) -> Self {
+        Self {
+            evictor: order::EvictionOrder::new(evictor),
+            writing: Mutex::default(),
+            making_room: eviction::MakingRoom::default(),
+            throttle: write_throttle::WriteThrottle::default(),
+            room: room::WaitingWriters::default(),
+        }
+    }
+}

@@ -1,25 +1,24 @@
 //! What operators see: from memory and the catalog, never from the pool or the mount.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use forebay_api::operator::{
-    ContentState, Counters, Difference, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, PoolState, ReadSources,
-    ServedReads, Status,
+    ContentState, Counters, DeviceState, DeviceStatus, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, Overview,
+    PoolState, ReadSources, ServedReads, Status, TierStatus,
 };
 use forebay_api::protocol::API_VERSION;
 use forebay_backends::{FileKind, PoolPath, Result};
-use forebay_catalog::{FileState, Intent, ListingState};
+use forebay_cache::{ContentStore, Device, StorageTier};
+use forebay_catalog::{FileState, ListingState};
 use forebay_system::clock::unix_now;
-use tokio::sync::Semaphore;
 
 use super::census::Census;
 use super::coherence::Age;
 use super::namespace::Ask;
 use super::space::eviction::ChosenBy;
 use super::{Inner, Ino, Overlay};
-use crate::tiers::device_status;
+use crate::blocking;
 
 #[derive(Debug, Default)]
 pub(crate) struct EngineCounters {
@@ -126,21 +125,6 @@ fn pair([times, bytes]: &[AtomicU64; 2]) -> [u64; 2] {
     [times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)]
 }
 
-/// Scans of everything that is dirty. They run one at a time, since each takes memory for every file that it finds. A
-/// scan goes on to its end even if its caller is gone.
-#[derive(Debug)]
-pub(crate) struct Looks {
-    turn: Arc<Semaphore>,
-    /// Intents scanned since the start.
-    seen: AtomicU64,
-}
-
-impl Default for Looks {
-    fn default() -> Self {
-        Self { turn: Arc::new(Semaphore::new(1)), seen: AtomicU64::new(0) }
-    }
-}
-
 impl Overlay {
     /// Returns the state of the mount. Always answers: it asks neither the pool nor the kernel.
     pub async fn status(&self) -> Status {
@@ -153,24 +137,6 @@ impl Overlay {
     /// Returns everything that the pool does not have yet.
     pub async fn dirty(&self) -> Result<Vec<DirtyFile>> {
         self.look(Inner::dirty_files).await
-    }
-
-    /// Returns a counter that grows as long as any call of [`Overlay::status`] or [`Overlay::dirty`] makes progress.
-    pub fn looked_at(&self) -> u64 {
-        self.inner.looks.seen.load(Ordering::Relaxed)
-    }
-
-    pub(crate) async fn look<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let turn = self.inner.looks.turn.clone().acquire_owned().await;
-        let inner = self.inner.clone();
-        super::blocking(move || {
-            let _turn = turn;
-            work(&inner)
-        })
-        .await
     }
 
     /// Returns what is listed below a path, with the resident bytes of each entry.
@@ -197,6 +163,24 @@ impl Overlay {
         }
         Ok(listed)
     }
+
+    /// Returns the state of the mount with what the last count found. Its cost does not depend on the number of files.
+    /// Blocks while a device of the fast pool is asked for its space.
+    pub fn status_at_last_census(&self) -> Status {
+        self.inner.status_at(&self.last_census())
+    }
+
+    /// Returns the state of the mount as of the last count, after a new one if it is time for that.
+    ///
+    /// # Errors
+    /// The engine stops.
+    pub async fn overview(&self) -> Result<Overview> {
+        self.refresh_census().await;
+        let census = self.last_census();
+        let inner = self.inner.clone();
+        // It asks the devices for their space.
+        blocking(move || Ok(Overview { status: inner.status_at(&census), oldest_dirty: census.oldest.clone() })).await
+    }
 }
 
 impl Inner {
@@ -206,11 +190,11 @@ impl Inner {
 
     /// Returns the state, with the dirty and leased content of a census.
     pub(crate) fn status_at(&self, census: &Census) -> Status {
-        let mountpoint = self.mountpoint.lock().clone();
-        let conflicts = self.conflicts.lock().clone();
-        let resident_files = self.evictor.evictable().files;
+        let mountpoint = self.mount.mountpoint();
+        let conflicts = self.flusher.conflicts.lock().clone();
+        let resident_files = self.space.evictor.evictable().files;
         let budget = &self.store.budget;
-        let pool_failure = self.health.why_down();
+        let pool_failure = self.pool_calls.health.why_down();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             api: API_VERSION,
@@ -237,127 +221,15 @@ impl Inner {
             inodes_in_memory: self.table.len() as u64,
             inodes_known_to_kernel: self.table.known_to_kernel() as u64,
             open_files: self.table.opens.load(Ordering::Relaxed),
-            passthrough: self.passthrough.get().copied().unwrap_or(false),
+            passthrough: self.mount.passes_through(),
             no_passthrough: None,
-            content_io: match &self.io_fallback {
-                Some(why) => format!("{} ({why})", self.io.name()),
-                None => self.io.name().into(),
+            content_io: match &self.contents.io_fallback {
+                Some(why) => format!("{} ({why})", self.contents.io.name()),
+                None => self.contents.io.name().into(),
             },
             observer: self.advisor().observer_status(),
             counters: self.counters.read(self.pool.retried_requests()),
         }
-    }
-
-    pub(super) fn dirty_files(&self) -> Result<Vec<DirtyFile>> {
-        let mut intents = Vec::new();
-        let seen = || self.looks.seen.fetch_add(1, Ordering::Relaxed);
-        self.catalog.intents(|intent, since| {
-            seen();
-            intents.push((intent, since));
-            Ok(true)
-        })?;
-        let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
-        for (intent, since_unix) in intents {
-            seen();
-            let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
-            if !self.still_differs(&intent) {
-                continue;
-            }
-            let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
-            slot.since_unix = slot.since_unix.min(dirty.since_unix);
-            slot.bytes = slot.bytes.max(dirty.bytes);
-            slot.what = slot.what.max(dirty.what);
-            slot.error = slot.error.take().or(dirty.error);
-        }
-        Ok(found.into_values().collect())
-    }
-
-    /// Returns the bytes of files that cannot be evicted, because the pool may not have them.
-    pub(crate) fn dirty_bytes(&self) -> Result<u64> {
-        let mut inos = Vec::new();
-        self.catalog.intents(|intent, _| {
-            inos.extend(if let Intent::Inode(ino) = intent { Some(ino) } else { None });
-            Ok(true)
-        })?;
-        let mut bytes = 0;
-        for ino in inos {
-            let Ok(node) = self.node(ino) else { continue };
-            let dirty = node.state.lock().record.file.is_dirty();
-            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.blocks * 512) } else { 0 };
-        }
-        Ok(bytes)
-    }
-
-    fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {
-        let (path, ino, mut what) = match intent {
-            Intent::Inode(ino) => (self.display(*ino), Some(*ino), Difference::Attributes),
-            Intent::Name(parent, name) => {
-                let record = self.catalog.name(*parent, name)?;
-                let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok()).unwrap_or_default();
-                let what = if record.here.is_some() { Difference::Name } else { Difference::Removed };
-                (dir.join(name).to_string(), record.here_ino(), what)
-            }
-        };
-        let mut dirty = DirtyFile { path, bytes: 0, since_unix, what, error: None, why: self.flush_reason(intent) };
-        if let Some(node) = ino.and_then(|ino| self.node(ino).ok()) {
-            let (is_data, is_uploaded) = {
-                let state = node.state.lock();
-                (state.record.file.is_dirty(), state.is_uploaded())
-            };
-            if is_data && !is_uploaded {
-                what = Difference::Data;
-                dirty.bytes = self.attr_of(&node).map_or(0, |a| a.size);
-            }
-            let state = node.state.lock();
-            let lost = state.record.file.content().and_then(|id| self.catalog.check_kept(id).err());
-            let unhealthy = || state.record.file.content().and_then(|id| self.store.unhealthy(id));
-            let failed = lost.map(|error| error.to_string()).or_else(|| self.flusher.errors.of(node.ino));
-            dirty.error = failed.or_else(unhealthy);
-            if matches!(intent, Intent::Inode(ino) if state.is_unlinked(*ino)) {
-                return Ok(None);
-            }
-            // A directory's own times follow what is flushed into it.
-            let record = &state.record;
-            let has_attributes = record.dirty.any() || !record.dirty_xattrs.is_empty();
-            if matches!(intent, Intent::Inode(_)) && is_uploaded && !has_attributes {
-                // It counts as dirty only because a program may still write it.
-                return Ok(None);
-            }
-            let only_times =
-                record.dirty.times && !record.dirty.mode && !record.dirty.owner && record.dirty_xattrs.is_empty();
-            if matches!(intent, Intent::Inode(_)) && state.record.kind == FileKind::Directory && only_times {
-                what = Difference::Times;
-            }
-        }
-        dirty.what = what;
-        Ok(Some(dirty))
-    }
-
-    /// Returns how many bytes of a file of `size` bytes are resident.
-    pub(crate) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
-        let mut state = node.state.lock();
-        Ok(match state.record.file {
-            file if file.is_whole() => size,
-            file if file.is_spilled() => match file.content() {
-                Some(id) => size.saturating_sub(self.catalog.spilled(id)?.bytes()),
-                None => 0,
-            },
-            file if file.is_partial() => self.residency(&mut state)?.extents().bytes(),
-            _ => 0,
-        })
-    }
-
-    /// Returns how many bytes of a range are not resident.
-    pub(crate) fn missing_bytes(&self, node: &crate::node::Node, range: std::ops::Range<u64>) -> Result<u64> {
-        let mut state = node.state.lock();
-        Ok(match state.record.file {
-            file if file.is_whole() || file.is_dirty() => 0,
-            file if file.is_partial() => {
-                let missing = self.residency(&mut state)?.extents().missing(range);
-                missing.iter().map(|gap| gap.end - gap.start).sum()
-            }
-            _ => range.end - range.start,
-        })
     }
 
     pub(crate) fn listed(&self, ino: Ino) -> Result<ListedPath> {
@@ -393,6 +265,22 @@ impl Inner {
             storage_pool: None,
         })
     }
+
+    /// Returns what `status` shows of the tiers; nothing if there is one.
+    pub(crate) fn tier_statuses(&self) -> Vec<TierStatus> {
+        if !self.store.has_tiers() {
+            return Vec::new();
+        }
+        let shown = |tier: &StorageTier| TierStatus {
+            name: tier.name.clone(),
+            is_volatile: tier.is_volatile,
+            limit_bytes: tier.budget.limit(),
+            used_bytes: tier.budget.used(),
+            promoted_files: tier.promoted_files.load(Ordering::Relaxed),
+            demoted_files: tier.demoted_files.load(Ordering::Relaxed),
+        };
+        self.store.tiers().iter().map(shown).collect()
+    }
 }
 
 fn content_state(file: FileState) -> ContentState {
@@ -401,5 +289,32 @@ fn content_state(file: FileState) -> ContentState {
         () if file.is_whole() => ContentState::Resident,
         () if file.is_partial() => ContentState::Partial,
         () => ContentState::Absent,
+    }
+}
+
+/// Returns what `status` shows of a device.
+pub(crate) fn device_status(store: &ContentStore, device: &Device) -> DeviceStatus {
+    let health = device.health();
+    let tier = store.tiers().iter().find(|tier| store.has_tiers() && tier.devices.contains(&device.number));
+    let space = rustix::fs::statvfs(&device.path);
+    let state = match &space {
+        Err(_) => DeviceState::Bad,
+        Ok(_) if health.is_healthy() => DeviceState::Healthy,
+        Ok(_) if health.is_used() => DeviceState::Suspect,
+        Ok(_) => DeviceState::Bypassed,
+    };
+    let (total_bytes, free_bytes) =
+        space.as_ref().map_or((0, 0), |s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize));
+    DeviceStatus {
+        path: device.path.display().to_string(),
+        total_bytes,
+        free_bytes,
+        state,
+        holds_catalog: health.holds_catalog(),
+        probe_worked: health.probe_worked(),
+        failure: space.err().map(|errno| errno.to_string()),
+        tier: tier.map(|tier| tier.name.clone()),
+        errors: health.errors(),
+        last_error: device.last_error(),
     }
 }

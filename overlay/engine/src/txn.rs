@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_backends::{FileKind, Result, Stat};
+use forebay_backends::{FileKind, Result, Stat, Version};
 use forebay_cache::{Content, ContentId};
-use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, SentCall, SentWhat};
+use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, PendingCall, PendingChange};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
@@ -54,7 +54,7 @@ impl<'a> Txn<'a> {
             owners: HashMap::new(),
             trash: Vec::new(),
             batch: inner.catalog.batch(),
-            _namespace: Mutex::lock_arc(&inner.namespace),
+            _namespace: Mutex::lock_arc(&inner.names.lock),
         }
     }
 
@@ -166,23 +166,23 @@ impl<'a> Txn<'a> {
     }
 
     /// Records that a change of a name is about to be sent to the pool. Until the answer arrives, the name is in doubt.
-    pub fn send(&mut self, parent: Ino, name: &[u8], sent: SentCall) -> Result<()> {
+    pub fn send(&mut self, parent: Ino, name: &[u8], sent: PendingCall) -> Result<()> {
         let mut record = self.name(parent, name)?;
-        if record.sent.contains(&sent) {
+        if record.pending.contains(&sent) {
             return Ok(());
         }
-        if record.sent.len() >= SENT_REMEMBERED {
-            let oldest = record.sent.remove(0);
-            if !record.sent.iter().any(|s| s.ino == oldest.ino) {
-                self.record(oldest.ino)?.sent_to.retain(|(p, n)| *p != parent || **n != *name);
+        if record.pending.len() >= SENT_REMEMBERED {
+            let oldest = record.pending.remove(0);
+            if !record.pending.iter().any(|s| s.ino == oldest.ino) {
+                self.record(oldest.ino)?.pending_at.retain(|(p, n)| *p != parent || **n != *name);
             }
         }
-        let sent_to = &mut self.record(sent.ino)?.sent_to;
+        let pending_at = &mut self.record(sent.ino)?.pending_at;
         let link = (parent, name.into());
-        if !sent_to.contains(&link) {
-            sent_to.push(link);
+        if !pending_at.contains(&link) {
+            pending_at.push(link);
         }
-        record.sent.push(sent);
+        record.pending.push(sent);
         self.set_name(parent, name, record)
     }
 
@@ -190,17 +190,17 @@ impl<'a> Txn<'a> {
     /// The names in the inodes' records are updated, and an inode without names is reaped.
     pub fn pool_has(&mut self, parent: Ino, name: &[u8], ino: Option<Ino>) -> Result<()> {
         let was = self.name(parent, name)?;
-        self.inner.watches.name_changed(parent, name);
+        self.inner.pool_calls.watches.name_changed(parent, name);
         let link: Link = (parent, name.into());
-        let mut touched: Vec<Ino> = was.sent.iter().map(|s| s.ino).collect();
+        let mut touched: Vec<Ino> = was.pending.iter().map(|s| s.ino).collect();
         for ino in &touched {
-            self.record(*ino)?.sent_to.retain(|l| *l != link);
+            self.record(*ino)?.pending_at.retain(|l| *l != link);
         }
         if was.pool != ino {
             touched.extend(was.pool);
             self.occupy(&link, was.pool, ino)?;
         }
-        self.set_name(parent, name, NameRecord { here: was.here, pool: ino, sent: Vec::new() })?;
+        self.set_name(parent, name, NameRecord { here: was.here, pool: ino, pending: Vec::new() })?;
         touched.into_iter().try_for_each(|ino| self.left_by(ino))
     }
 
@@ -210,13 +210,13 @@ impl<'a> Txn<'a> {
     pub fn pool_still_has(&mut self, ino: Ino) -> Result<()> {
         for link in self.record(ino)?.pool_links.clone() {
             let (parent, name) = &link;
-            self.inner.watches.name_changed(*parent, name);
+            self.inner.pool_calls.watches.name_changed(*parent, name);
             let mut record = self.name(*parent, name)?;
-            let is_settled = |sent: &SentCall| sent.ino == ino && sent.what != SentWhat::Removed;
-            if record.sent.iter().any(is_settled) {
-                record.sent.retain(|sent| !is_settled(sent));
-                if !record.sent.iter().any(|sent| sent.ino == ino) {
-                    self.record(ino)?.sent_to.retain(|to| *to != link);
+            let is_settled = |sent: &PendingCall| sent.ino == ino && sent.what != PendingChange::Removed;
+            if record.pending.iter().any(is_settled) {
+                record.pending.retain(|sent| !is_settled(sent));
+                if !record.pending.iter().any(|sent| sent.ino == ino) {
+                    self.record(ino)?.pending_at.retain(|to| *to != link);
                 }
                 self.set_name(*parent, name, record)?;
             }
@@ -230,7 +230,7 @@ impl<'a> Txn<'a> {
         if was.pool != Some(ino) {
             return Ok(());
         }
-        self.inner.watches.name_changed(parent, name);
+        self.inner.pool_calls.watches.name_changed(parent, name);
         self.occupy(&(parent, name.into()), was.pool, None)?;
         self.set_name(parent, name, NameRecord { pool: None, ..was })?;
         self.left_by(ino)
@@ -262,6 +262,13 @@ impl<'a> Txn<'a> {
         self.batch.put_inode(ino, &record, false);
         self.new.push((ino, record));
         Ok(ino)
+    }
+
+    /// Records the inode of a pool object with several names, so that each of its other names leads to the same inode.
+    pub fn note_object(&mut self, ino: Ino, stat: &Stat) {
+        if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
+            self.put_object(identity, ino);
+        }
     }
 
     /// Records which pool object an inode stands for, so that the object's other names lead to the same inode.
@@ -308,13 +315,14 @@ impl<'a> Txn<'a> {
         if ino == Ino::ROOT || edit.record.has_names() || edit.guard.opens.any() || flushing || edit.gone {
             return Ok(());
         }
-        if edit.record.kind != FileKind::Directory && inner.kernel.get().is_some() && inner.table.outlives_names(ino) {
+        if edit.record.kind != FileKind::Directory && inner.mount.kernel().is_some() && inner.table.outlives_names(ino)
+        {
             // The kernel may be about to open the inode by a name that it looked up before. `Overlay::forget` reaps it.
             return Ok(());
         }
         let content = edit.record.file.content();
         let bytes = inner.counted_bytes(&mut edit.guard);
-        if edit.record.pool_links.is_empty() && edit.record.sent_to.is_empty() {
+        if edit.record.pool_links.is_empty() && edit.record.pending_at.is_empty() {
             edit.gone = true;
         } else {
             // Only the removal from the pool is left to do.
@@ -434,7 +442,7 @@ impl<'a> Txn<'a> {
         let mut residency = self.residency(ino)?;
         // The content may not be durable yet, so it gets the epoch of what is fetched now.
         residency.epoch = inner.catalog.epoch();
-        inner.fetched_epoch.store(residency.epoch, Ordering::Relaxed);
+        inner.epochs.fetched.store(residency.epoch, Ordering::Relaxed);
         self.batch.put_unproven_content(id, &mut residency);
         let pending = self.pending(ino)?;
         pending.evictable = Some(Some(residency.bytes));
@@ -562,5 +570,15 @@ impl<'a> Txn<'a> {
             self.inner.trash.discard(content, bytes);
         }
         Ok(())
+    }
+}
+
+/// Returns the key under which an object with several names is found again.
+pub(crate) fn identity(stat: &Stat) -> Option<Vec<u8>> {
+    match &stat.version {
+        Version::Inode { dev, ino, .. } if stat.kind != FileKind::Directory => {
+            Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
+        }
+        _ => None,
     }
 }

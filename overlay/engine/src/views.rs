@@ -15,7 +15,7 @@
 mod compare;
 mod lay;
 mod leave;
-mod pinned;
+mod names_above;
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use super::{Inner, Ino, Overlay, blocking, parse_path, to_its_end};
-use pinned::PinnedNames;
 
 /// The key of the records in the catalog.
 const KEY: &str = "views";
@@ -85,7 +84,6 @@ pub(crate) struct Views {
     known: Mutex<BTreeMap<String, ViewRecord>>,
     /// Views whose tree is being laid.
     laying: Mutex<HashSet<String>>,
-    pinned: PinnedNames,
     /// Notified when there is something to look at, to end or to remove.
     bell: Notify,
 }

@@ -10,10 +10,12 @@
 
 mod apply;
 mod attrs;
+mod clean;
 pub(super) mod conflict;
 mod create;
 mod due;
 mod in_doubt;
+mod parts;
 mod rate;
 mod reconcile;
 mod refused;
@@ -24,13 +26,14 @@ mod upload;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result};
-use forebay_catalog::Intent;
+use forebay_catalog::{Catalog, Intent};
 use forebay_policy::Write;
 use futures::StreamExt;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::{Inner, Ino};
 pub(crate) use upload::{next_data, written_meanwhile};
@@ -43,16 +46,23 @@ const LOGGED: usize = 20;
 /// State of the flusher that is not in the catalog.
 #[derive(Debug, Default)]
 pub(crate) struct Flusher {
-    /// Shared: steps that rely on paths. Exclusive: steps that move directories.
-    pub moves: tokio::sync::RwLock<()>,
-    /// How many steps that move directories have begun, and have ended.
-    pub dir_moves: (AtomicU64, AtomicU64),
+    /// Notified when something may have to be flushed.
+    pub bell: Notify,
+    /// What operators are told of conflicts.
+    pub conflicts: Mutex<Vec<String>>,
     pub calls: Mutex<rounds::QueueNotices>,
     pub stuck: Mutex<rounds::Stuck>,
     pub rate: rate::UploadRate,
     pub errors: rounds::Errors,
     pub refused: refused::RefusedNames,
     pub uploading: sweep::Uploading,
+}
+
+impl Flusher {
+    pub fn of(catalog: &Catalog) -> Result<Self> {
+        let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+        Ok(Self { conflicts: Mutex::new(conflicts), ..Self::default() })
+    }
 }
 
 /// What is to be flushed, in the order of the flush.
@@ -91,7 +101,7 @@ impl Inner {
     pub async fn flush_inode_now(self: &Arc<Self>, ino: Ino) -> Result<()> {
         let links = self.node(ino)?.state.lock().record.links.clone();
         for (parent, name) in links {
-            self.place(parent, &name).await?;
+            self.reconcile_name(parent, &name).await?;
         }
         self.flush_inode(ino).await?;
         self.sync_flushed().await
@@ -105,7 +115,7 @@ impl Inner {
     }
 
     /// Returns everything that differs below `root`, or everywhere.
-    pub async fn pending(&self, root: Option<Ino>) -> Result<Vec<Intent>> {
+    pub async fn differences_below(&self, root: Option<Ino>) -> Result<Vec<Intent>> {
         let mut intents = Vec::new();
         self.catalog.intents(|intent, _| {
             intents.push(intent);
@@ -228,7 +238,7 @@ impl Inner {
         let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
         let result = match &intent {
             Intent::Inode(ino) => self.flush_inode(*ino).await,
-            Intent::Name(parent, name) => self.place(*parent, name).await,
+            Intent::Name(parent, name) => self.reconcile_name(*parent, name).await,
         };
         let node = subject.and_then(|ino| self.table.peek(ino));
         match result {

@@ -46,7 +46,7 @@ pub(crate) struct Foresight {
     /// The runtime on which staging runs.
     pub runtime: Handle,
     running: Mutex<HashMap<JobSerial, Arc<JobPrefetch>>>,
-    pub following: AccessPredictor,
+    pub access_predictor: AccessPredictor,
     /// Held while a profile is read, changed and written.
     learning: Mutex<()>,
 }
@@ -57,14 +57,15 @@ impl Foresight {
         Self {
             runtime: Handle::current(),
             running: Mutex::default(),
-            following: AccessPredictor::default(),
+            access_predictor: AccessPredictor::default(),
             learning: Mutex::default(),
         }
     }
 
     /// Returns whether a file was staged for a running job, or a short while ago for a reader that is followed.
     pub fn keeps(&self, ino: Ino) -> bool {
-        self.following.keeps(ino) || self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
+        self.access_predictor.keeps(ino)
+            || self.running.lock().values().any(|ahead| ahead.staged.lock().contains_key(&ino))
     }
 
     /// Returns why a file was staged for a running job.

@@ -320,7 +320,7 @@ impl Advisor for Advice {
 
     fn evicted(&self, ino: Ino) {
         if let Some(inner) = self.0.upgrade() {
-            inner.foresight.following.evicted(ino);
+            inner.foresight.access_predictor.evicted(ino);
         }
     }
 

@@ -259,7 +259,7 @@ impl JobsInner {
             self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
             ended
         };
-        self.foresight.following.job_ended(number);
+        self.foresight.access_predictor.job_ended(number);
         self.registry.attribution.forget();
         if let Some(watch) = self.registry.watch() {
             watch.forget(number);

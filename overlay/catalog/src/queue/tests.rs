@@ -9,7 +9,7 @@ use forebay_backends::FileKind;
 const PARENT: Ino = Ino(1);
 
 fn differing(user: u32) -> NameRecord {
-    NameRecord { here: Some((Ino(u64::from(user) + 10), FileKind::File)), pool: None, sent: Vec::new() }
+    NameRecord { here: Some((Ino(u64::from(user) + 10), FileKind::File)), pool: None, pending: Vec::new() }
 }
 
 fn mark(catalog: &Catalog, name: u8, user: u32, was: bool, is: bool) {

@@ -9,12 +9,12 @@ use super::super::preflight::{self, apart};
 use super::super::registry;
 use super::super::{Failure, FailureKind, paths, unmount};
 use super::table::{NamedPool, within};
-use super::{MixedRoot, directory};
+use super::{MultiMountRoot, directory};
 
 /// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
-pub struct MixedRootPlan {
-    pub root: MixedRoot,
+pub struct MultiMountPlan {
+    pub root: MultiMountRoot,
     /// One plan for each pool of the root, in the root's order.
     pub pools: Vec<preflight::MountPlan>,
     /// Dead mounts below the mountpoint that must be detached first.
@@ -24,7 +24,7 @@ pub struct MixedRootPlan {
 }
 
 /// Checks the pools of `file` for a root at `mountpoint`, and completes their configuration. Changes nothing.
-pub fn check(mountpoint: &Path, file: &Path, pools: Vec<NamedPool>) -> Result<MixedRootPlan, Failure> {
+pub fn check(mountpoint: &Path, file: &Path, pools: Vec<NamedPool>) -> Result<MultiMountPlan, Failure> {
     let file = paths::absolute(file).map_err(|e| Failure::io(file.display(), &e))?;
     let names: Vec<String> = pools.iter().map(|p| p.name.clone()).collect();
     let text = paths::absolute(mountpoint).map_err(|e| Failure::io("mountpoint", &e))?;
@@ -42,10 +42,10 @@ pub fn check(mountpoint: &Path, file: &Path, pools: Vec<NamedPool>) -> Result<Mi
         config.mountpoint = place.join(&name);
         plans.push(preflight::MountPlan { config, to_create, stale_mount: false, hides_files: false });
     }
-    let root = MixedRoot { mountpoint: place, pools: names, file, made: Vec::new() };
+    let root = MultiMountRoot { mountpoint: place, pools: names, file, made: Vec::new() };
     apart_from_each_other(&root, &plans)?;
     fits(&root, &plans)?;
-    Ok(MixedRootPlan { root, pools: plans, dead_mounts, hides_files })
+    Ok(MultiMountPlan { root, pools: plans, dead_mounts, hides_files })
 }
 
 /// Returns the name of a pool for messages.
@@ -55,7 +55,7 @@ pub(super) fn label(file: &Path, name: &str) -> String {
 
 /// Returns the mounts that an earlier root left at the mountpoint, innermost first. Fails if that root is served.
 fn dead_mounts(mountpoint: &Path, names: &[String]) -> Result<Vec<PathBuf>, Failure> {
-    let left = MixedRoot::at(mountpoint);
+    let left = MultiMountRoot::at(mountpoint);
     if let Some(root) = left.as_ref().filter(|root| root.is_served()) {
         return Err(root.is_here());
     }
@@ -78,7 +78,7 @@ fn dead_mounts(mountpoint: &Path, names: &[String]) -> Result<Vec<PathBuf>, Fail
 }
 
 /// The fast directories of a pool must not be visible in another pool, nor be shared with it.
-fn apart_from_each_other(root: &MixedRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure> {
+fn apart_from_each_other(root: &MultiMountRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure> {
     let named = || root.pools.iter().zip(plans);
     for (at, (name, plan)) in named().enumerate() {
         for fast in &plan.config.fast {
@@ -98,7 +98,7 @@ fn apart_from_each_other(root: &MixedRoot, plans: &[preflight::MountPlan]) -> Re
 }
 
 /// The limits of pools that share the same devices must fit there together.
-fn fits(root: &MixedRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure> {
+fn fits(root: &MultiMountRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure> {
     let mut total_bytes: BTreeMap<u64, u64> = BTreeMap::new();
     let mut users: Vec<(&str, BTreeSet<u64>, u64)> = Vec::new();
     for (name, plan) in root.pools.iter().zip(plans) {
@@ -135,7 +135,7 @@ fn fits(root: &MixedRoot, plans: &[preflight::MountPlan]) -> Result<(), Failure>
 }
 
 /// Carries out the plan: detaches dead mounts and creates fast directories.
-pub(super) fn prepare(plan: &MixedRootPlan) -> Result<(), Failure> {
+pub(super) fn prepare(plan: &MultiMountPlan) -> Result<(), Failure> {
     for place in &plan.dead_mounts {
         if directory::is_mounted(place) {
             directory::remove(&plan.root, true)?;
@@ -144,7 +144,7 @@ pub(super) fn prepare(plan: &MixedRootPlan) -> Result<(), Failure> {
             registry::Runtime::of(place).remove();
         }
     }
-    if let Ok(left) = MixedRoot::load(&plan.root.runtime()) {
+    if let Ok(left) = MultiMountRoot::load(&plan.root.runtime()) {
         directory::remove(&left, true)?;
     }
     for (name, pool) in plan.root.pools.iter().zip(&plan.pools) {

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::super::{Failure, FailureKind, limits, mounts, supervisor};
-use super::MixedRoot;
+use super::MultiMountRoot;
 
 /// The source that `mount` and `df` show.
 const SOURCE: &str = "forebay";
@@ -30,7 +30,7 @@ pub(super) fn is_mounted(mountpoint: &Path) -> bool {
 }
 
 /// Creates the directory with the names. After a failure the caller removes with [`remove`] what was created.
-pub(super) fn make(root: &MixedRoot) -> Result<(), Failure> {
+pub(super) fn make(root: &MultiMountRoot) -> Result<(), Failure> {
     let place = &root.mountpoint;
     let failed = |e: io::Error| Failure::io(format!("cannot make the mixed root {}", place.display()), &e);
     let restricted = MountFlags::NOSUID | MountFlags::NODEV;
@@ -60,7 +60,7 @@ pub(super) fn make(root: &MixedRoot) -> Result<(), Failure> {
 ///
 /// # Errors
 /// `Busy` if it is in use and `lazy` is false.
-pub(super) fn remove(root: &MixedRoot, lazy: bool) -> Result<(), Failure> {
+pub(super) fn remove(root: &MultiMountRoot, lazy: bool) -> Result<(), Failure> {
     let place = &root.mountpoint;
     if is_mounted(place) {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };

@@ -7,11 +7,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::super::registry::Process;
 use super::super::supervisor::{Ready, Signals};
 use super::super::{Failure, FailureKind};
-use super::{MixedRoot, MixedRootPlan, directory, mount, umount};
+use super::{MultiMountPlan, MultiMountRoot, directory, mount, umount};
 
 /// Mounts, and returns when all pools are unmounted. `on_ready` is called once, when all pools serve. The first signal
 /// unmounts all pools, unless one is in use, which the log says; the second detaches them.
-pub fn keep(plan: &MixedRootPlan, on_ready: impl FnOnce(&[Ready])) -> Result<(), Failure> {
+pub fn keep(plan: &MultiMountPlan, on_ready: impl FnOnce(&[Ready])) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot stay in the foreground", &e);
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     rt.block_on(async {
@@ -38,7 +38,7 @@ pub fn keep(plan: &MixedRootPlan, on_ready: impl FnOnce(&[Ready])) -> Result<(),
             }
         }
         // If the pools were unmounted one by one, the root still exists.
-        if MixedRoot::at(&root.mountpoint).is_some() {
+        if MultiMountRoot::at(&root.mountpoint).is_some() {
             directory::remove(&root, asked > 1)?;
             root.runtime().remove();
         }
@@ -46,7 +46,7 @@ pub fn keep(plan: &MixedRootPlan, on_ready: impl FnOnce(&[Ready])) -> Result<(),
     })
 }
 
-fn end(root: &MixedRoot, lazy: bool) {
+fn end(root: &MultiMountRoot, lazy: bool) {
     match umount(root, lazy) {
         Ok(()) => tracing::info!("{} is unmounted", root.mountpoint.display()),
         Err(failure) => tracing::error!("{failure}"),

@@ -6,14 +6,14 @@ use super::super::supervisor::{self, Ready};
 use super::super::{Failure, FailureKind};
 use super::check::{label, prepare};
 use super::table::within;
-use super::{MixedRoot, MixedRootPlan, directory, umount};
+use super::{MultiMountPlan, MultiMountRoot, directory, umount};
 
 /// Mounts all pools at the same time, since each may have to wait for its own server. Returns when all pools serve. If
 /// one fails, the other pools are unmounted again.
 ///
 /// # Errors
 /// Why the first pool, in the order of the file, failed, with its name. Nothing is mounted then.
-pub fn mount(plan: &MixedRootPlan) -> Result<(MixedRoot, Vec<Ready>), Failure> {
+pub fn mount(plan: &MultiMountPlan) -> Result<(MultiMountRoot, Vec<Ready>), Failure> {
     let mut root = plan.root.clone();
     let runtime = root.runtime();
     let lock = runtime.claim()?;
@@ -39,7 +39,7 @@ pub fn mount(plan: &MixedRootPlan) -> Result<(MixedRoot, Vec<Ready>), Failure> {
     outcome.map(|ready| (root, ready))
 }
 
-fn all_or_the_first_failure(plan: &MixedRootPlan) -> Result<Vec<Ready>, Failure> {
+fn all_or_the_first_failure(plan: &MultiMountPlan) -> Result<Vec<Ready>, Failure> {
     let named: Vec<_> = plan.root.pools.iter().zip(&plan.pools).collect();
     thread::scope(|scope| {
         let launched: Vec<_> =

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::super::registry::RegisteredMount;
 use super::super::{Failure, FailureKind, mounts, supervisor, unmount};
-use super::{MixedRoot, directory};
+use super::{MultiMountRoot, directory};
 
 /// Fails if anything in the root is in use, as far as this user can see. So either all pools are unmounted or none.
-pub fn refuse_in_use(root: &MixedRoot) -> Result<(), Failure> {
+pub fn refuse_in_use(root: &MultiMountRoot) -> Result<(), Failure> {
     if !mounts::holders(&root.mountpoint, 1).is_empty() {
         return Err(nothing_was_done(supervisor::in_use(&root.mountpoint)));
     }
@@ -33,7 +33,7 @@ fn nothing_was_done(failure: Failure) -> Failure {
 /// # Errors
 /// `Busy` if something is in use: then nothing was unmounted. If a pool came into use only during the call, the pools
 /// before it are unmounted, and another call unmounts the rest.
-pub fn umount(root: &MixedRoot, lazy: bool) -> Result<(), Failure> {
+pub fn umount(root: &MultiMountRoot, lazy: bool) -> Result<(), Failure> {
     if !lazy {
         refuse_in_use(root)?;
     }
@@ -63,7 +63,7 @@ fn after(gone: &[&str], failure: Failure) -> Failure {
 }
 
 /// Removes what was created of a root that cannot be mounted as a whole.
-pub(super) fn give_up(root: &MixedRoot) {
+pub(super) fn give_up(root: &MultiMountRoot) {
     let entries: Vec<RegisteredMount> = root.mounts().into_iter().filter_map(|(_, entry)| entry).collect();
     for name in root.pools.iter().rev() {
         let place = root.path_of(name);

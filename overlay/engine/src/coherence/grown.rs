@@ -22,17 +22,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat, Version};
-use forebay_cache::Content;
-use forebay_cache::{CHUNK_BYTES, ContentId, ExtentSet, Reservation};
-use forebay_catalog::FileState;
-use forebay_catalog::Link;
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, ExtentSet, Reservation};
+use forebay_catalog::{FileState, Link};
 use futures::TryStreamExt;
 
-use super::super::handles::{failed, set_mtime};
 use super::super::{Inner, MEMORY_UNIT_BYTES, Txn};
-use super::import::note_object;
-use super::{Age, QueryStamp};
+use super::Age;
+use crate::contents::{failed, set_mtime};
 use crate::node::{Node, NodeState};
+use crate::pool_calls::QueryStamp;
 
 /// Limits the bytes that are compared: each time the file has grown, all its resident bytes are read from the pool
 /// again.
@@ -100,7 +98,7 @@ impl ResidentPart {
 fn may_be_shared(state: &NodeState) -> bool {
     let record = &state.record;
     let regular = record.kind == FileKind::File && record.mode & 0o6000 == 0;
-    let clean = !record.file.is_dirty() && record.sent_to.is_empty() && !state.opens.has_writer();
+    let clean = !record.file.is_dirty() && record.pending_at.is_empty() && !state.opens.has_writer();
     let lasting = record.in_pool() && !state.is_superseded() && !state.is_deleted();
     regular && clean && lasting && !state.growth.read_unkept
 }
@@ -192,7 +190,7 @@ impl Inner {
 
     fn is_candidate(&self, node: &Node, stat: &Stat) -> bool {
         let state = node.state.lock();
-        may_be_grown(&state, stat) && (state.opens.any() || self.inherited.lock().contains(&node.ino))
+        may_be_grown(&state, stat) && (state.opens.any() || self.mount.inherited.lock().contains(&node.ino))
     }
 
     /// Takes over the appended bytes. `again`: the pool must be asked anew first.
@@ -316,7 +314,7 @@ impl Inner {
         for range in ranges {
             let mut source = Pieces::new(self, path, version, range);
             while let Some((at, theirs)) = source.next().await? {
-                let ours = self.io.read_at(content.file.clone(), at, theirs.len()).await?;
+                let ours = self.contents.io.read_at(content.file.clone(), at, theirs.len()).await?;
                 if ours != theirs {
                     return Ok(false);
                 }
@@ -386,7 +384,7 @@ impl Inner {
         record.version = Some(stat.version.clone());
         record.xattrs = None;
         let (atime, mtime) = (record.atime, record.mtime);
-        note_object(&mut txn, ino, stat);
+        txn.note_object(ino, stat);
         if let (Some(content), Some(id)) = (&part.content, part.file.content()) {
             if part.file.is_whole() {
                 let bytes = content.file.metadata().map_err(failed)?.blocks() * 512;
@@ -397,7 +395,7 @@ impl Inner {
                 txn.forget_short_chunk(ino, id, part.size)?;
             }
         }
-        let shown_bytes = self.kernel.get().map(|_| part.size);
+        let shown_bytes = self.mount.kernel().map(|_| part.size);
         txn.on_commit(ino, move |state| {
             state.validated = Some(Instant::now());
             state.growth.shown_bytes = shown_bytes;
@@ -409,7 +407,7 @@ impl Inner {
     /// Makes the kernel forget the page in which the file ended, because it is filled up with zeros. Only then is the
     /// file shown longer. If the content is not whole, the kernel forgets all pages.
     async fn tell_kernel_grown(&self, node: &Arc<Node>, part: &ResidentPart) {
-        let Some(kernel) = self.kernel.get() else { return };
+        let Some(kernel) = self.mount.kernel() else { return };
         let from = if part.file.is_whole() { part.size } else { 0 };
         let told = kernel.invalidate_from(node.ino, from);
         let node = node.clone();
@@ -460,7 +458,7 @@ impl<'a> Pieces<'a> {
             }
         };
         let piece = stream.try_next().await;
-        inner.health.note(&piece);
+        inner.pool_calls.health.note(&piece);
         match piece? {
             Some(piece) if piece.len() as u64 <= self.until - at => {
                 self.left.start += piece.len() as u64;

@@ -9,13 +9,12 @@
 use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Stat, Version};
-use forebay_catalog::FileState;
-use forebay_catalog::{InodeRecord, Link, NameRecord};
+use forebay_catalog::{FileState, InodeRecord, Link, NameRecord};
 
-use super::super::writeback::conflict::look_again;
 use super::super::{Inner, Ino, Txn};
-use super::watch::NameQuery;
-use super::{Growth, QueryStamp};
+use super::Growth;
+use crate::pool_calls::{NameQuery, QueryStamp, look_again};
+use crate::txn::identity;
 
 impl Inner {
     /// Adds an object of the pool to the catalog under a name that the catalog does not have. `None`: the answer came
@@ -150,7 +149,7 @@ impl Inner {
             }
             state.names.negative.clear();
         })?;
-        note_object(txn, ino, stat);
+        txn.note_object(ino, stat);
         Ok(())
     }
 
@@ -164,7 +163,7 @@ impl Inner {
         if record.file.is_dirty() {
             return Ok(true);
         }
-        if !record.sent_to.is_empty() || !txn.believes(ino, asked)? {
+        if !record.pending_at.is_empty() || !txn.believes(ino, asked)? {
             return Ok(false);
         }
         if txn.record(ino)?.file.is_whole() && txn.state(ino)?.opens.has_writer() {
@@ -260,9 +259,7 @@ impl Inner {
             }
             None => {
                 let heir = txn.create(new)?;
-                if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
-                    txn.put_object(identity, heir);
-                }
+                txn.note_object(heir, stat);
                 heir
             }
         };
@@ -353,7 +350,7 @@ impl Inner {
     pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
         let was = txn.name(parent, name)?;
         let record = txn.record(ino)?;
-        if was.pool != Some(ino) || !was.sent.is_empty() || !record.sent_to.is_empty() {
+        if was.pool != Some(ino) || !was.pending.is_empty() || !record.pending_at.is_empty() {
             return Ok(());
         }
         let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
@@ -384,7 +381,7 @@ impl Inner {
     pub(crate) fn forget_below(&self, txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
         let mut below = Vec::new();
         self.catalog.names(dir, |name, record| {
-            if record.pool.is_some() || !record.sent.is_empty() {
+            if record.pool.is_some() || !record.pending.is_empty() {
                 below.push((Box::<[u8]>::from(name), record.pool));
             }
             Ok(true)
@@ -393,7 +390,7 @@ impl Inner {
             // Nothing that was sent to this name is there, either.
             txn.pool_has(dir, &name, child)?;
             let Some(child) = child else { continue };
-            if txn.record(child)?.sent_to.is_empty() {
+            if txn.record(child)?.pending_at.is_empty() {
                 self.forget_pool_name(txn, child, dir, &name)?;
             } else {
                 txn.pool_lacks(dir, &name, child)?;
@@ -434,21 +431,4 @@ fn is_ours(record: &InodeRecord, behind: Option<&Version>, stat: &Stat) -> bool 
         return known.same_object(&stat.version);
     }
     (record.is_dirty() || behind == Some(known)) && known.same_content(&stat.version)
-}
-
-/// Returns the key under which an object with several names is found again.
-fn identity(stat: &Stat) -> Option<Vec<u8>> {
-    match &stat.version {
-        Version::Inode { dev, ino, .. } if stat.kind != FileKind::Directory => {
-            Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
-        }
-        _ => None,
-    }
-}
-
-/// Records the inode of an object with several names, so that each of its other names leads to the same inode.
-pub(crate) fn note_object(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) {
-    if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
-        txn.put_object(identity, ino);
-    }
 }

@@ -1,7 +1,6 @@
 //! Listings of whole directories of the pool, merged into the catalog.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -12,17 +11,16 @@ use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unma
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
-use super::super::namespace::Arrivals;
-use super::super::{Inner, Ino, MEMORY_UNIT_BYTES, Txn};
-use super::watch::NameQuery;
+use super::super::{Inner, Ino, Txn};
 use super::{Age, may_enter};
+use crate::pool_calls::NameQuery;
 
 /// A directory that changed this recently before it was listed may have changed again without a change of its times.
 const RACY: Duration = Duration::from_millis(50);
 /// Names that one change adds. A large directory's names in one change would be in memory twice.
 const NAMES_AT_ONCE: u32 = 1_000;
 /// Limits the content that may come with one listing: a share of the memory for fetches, so that several listings fit.
-const CONTENTS_BYTES: u64 = 2 << 20;
+pub(crate) const CONTENTS_BYTES: u64 = 2 << 20;
 /// Names that the pool is asked for at the same time because its listing may have omitted them.
 const OMITTED_AT_ONCE: usize = 16;
 /// How often a listing starts again because own flushes moved directories meanwhile.
@@ -106,7 +104,7 @@ fn unencoded(error: postcard::Error) -> Error {
 }
 
 /// Files whose content came with the listing of their directory: name, version, all bytes.
-type Contents = Vec<(Vec<u8>, Version, Bytes)>;
+pub(crate) type ListedContents = Vec<(Vec<u8>, Version, Bytes)>;
 
 /// What a listing says of a known file or directory.
 type Child = (Ino, Link, Stat);
@@ -114,37 +112,16 @@ type Child = (Ino, Link, Stat);
 impl Inner {
     /// Makes sure that the catalog has all names of a directory, as fresh as the policy requires.
     pub async fn ensure_listed(&self, dir: Ino) -> Result<()> {
-        self.ensure(dir, Age::Metadata, None).await
+        self.ensure_listed_as(dir, Age::Metadata, None).await
     }
 
     /// Like [`Self::ensure_listed`], but as fresh as `age` requires.
     pub async fn ensure_listed_since(&self, dir: Ino, age: Age) -> Result<()> {
-        self.ensure(dir, age, None).await
+        self.ensure_listed_as(dir, age, None).await
     }
 
-    /// Like [`Self::ensure_listed_since`]. If the pool must be asked and sends small files with the listing, they are
-    /// kept.
-    pub async fn ensure_listed_with_contents(self: &Arc<Self>, dir: Ino, age: Age, arrivals: &Arrivals) -> Result<()> {
-        let able = self.pool.capabilities().listed_contents;
-        let units = (CONTENTS_BYTES / MEMORY_UNIT_BYTES) as u32;
-        let Some(_memory) = able.then(|| self.memory.try_acquire_many(units).ok()).flatten() else {
-            return self.ensure_listed_since(dir, age).await;
-        };
-        let mut contents = Contents::new();
-        self.ensure(dir, age, Some(&mut contents)).await?;
-        for (name, version, content) in contents {
-            let Some(ino) = self.catalog.name(dir, &name)?.here_ino() else { continue };
-            let Ok(node) = self.node(ino) else { continue };
-            let bytes = content.len() as u64;
-            // Content that does not fit now is fetched in its turn, or fails then.
-            if matches!(self.take_in(&node, version, content).await, Ok(true)) {
-                *arrivals.0.lock().entry(ino).or_default() += bytes;
-            }
-        }
-        Ok(())
-    }
-
-    async fn ensure(&self, dir: Ino, age: Age, contents: Option<&mut Contents>) -> Result<()> {
+    /// Like [`Self::ensure_listed_since`]. `contents`: gets the small files that the pool sends with the listing.
+    pub async fn ensure_listed_as(&self, dir: Ino, age: Age, contents: Option<&mut ListedContents>) -> Result<()> {
         let node = self.node(dir)?;
         if node.state.lock().record.kind != FileKind::Directory {
             return Err(Error::new(ErrorKind::NotDirectory, Side::Application, self.display(dir)));
@@ -179,7 +156,7 @@ impl Inner {
     }
 
     /// Reads a directory of the pool, and merges it into the catalog.
-    pub fn list<'a>(&'a self, dir: Ino, mut contents: Option<&'a mut Contents>) -> BoxFuture<'a, Result<()>> {
+    pub fn list<'a>(&'a self, dir: Ino, mut contents: Option<&'a mut ListedContents>) -> BoxFuture<'a, Result<()>> {
         async move {
             let node = self.node(dir)?;
             let since = Instant::now();
@@ -199,7 +176,7 @@ impl Inner {
                         Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
                         None => self.pool.list(&path).await?,
                     };
-                    let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), Contents::new());
+                    let (mut entries, mut linked, mut came) = (Entries::default(), Vec::new(), ListedContents::new());
                     let mut refused = InvalidNames::default();
                     let mut unlisted = self.names_that_may_be_omitted(dir)?;
                     while let Some(page) = listing.try_next().await? {

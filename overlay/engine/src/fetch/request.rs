@@ -142,7 +142,7 @@ impl Inner {
         let units = held.min(range.end - range.start).div_ceil(MEMORY_UNIT_BYTES) as u32;
         let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
         let space = Some(self.reserve_for_fetch(node, first.range.end - first.range.start).await?);
-        let under_way = Some(self.bandwidth.begin(range.end - range.start, streams, Instant::now()));
+        let under_way = Some(self.fetcher.bandwidth.begin(range.end - range.start, streams, Instant::now()));
         let stream = self.ask(self.pool.stream(&request.path, &request.version, range)).await;
         let stream = stream.map_err(|e| e.context(&request.path))?;
         let mut source = Source { stream, rest: Bytes::new(), under_way, kind: BytesFrom::Pool };
@@ -189,7 +189,7 @@ impl Inner {
                 return Ok(());
             }
             if source.kind == BytesFrom::Pool {
-                self.health.note(&data);
+                self.pool_calls.health.note(&data);
             }
             let data = data.map_err(|e| e.context(&request.path))?;
             if data.len() as u64 != length {
@@ -231,7 +231,7 @@ impl Inner {
         for from in (skip..data.len()).step_by(WRITE_BYTES) {
             let until = data.len().min(from + WRITE_BYTES);
             let at = chunk.range.start + from as u64;
-            let written = self.io.write_at(content.file.clone(), at, data.slice(from..until)).await;
+            let written = self.contents.io.write_at(content.file.clone(), at, data.slice(from..until)).await;
             written.inspect_err(|error| _ = self.store.note_error(id, error))?;
         }
         if zeros {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_backends::Result;
-use forebay_cache::{ContentId, Stamp, is_open_elsewhere};
+use forebay_cache::{Stamp, is_open_elsewhere};
 
 use super::super::{Inner, Ino, Overlay, Txn, is_writable};
 use super::tell_unless_gone;
@@ -64,7 +64,7 @@ impl Inner {
         };
         let result = (|| {
             if unlinked && idle {
-                inner.writing.lock().remove(&ino);
+                inner.space.writing.lock().remove(&ino);
                 let mut txn = Txn::begin(inner);
                 txn.reap(ino)?;
                 return txn.commit();
@@ -113,7 +113,7 @@ impl Inner {
             }
             // Beside a passthrough open, the kernel's page cache may hold the bytes from before.
             state.kernel.pages_stale = true;
-            let meta = content.file.metadata().map_err(super::failed)?;
+            let meta = content.file.metadata().map_err(crate::contents::failed)?;
             let occupied = meta.blocks() * 512;
             if std::mem::take(&mut state.emptied) {
                 self.catalog.sync_first(content.clone());
@@ -134,25 +134,25 @@ impl Inner {
         {
             return Ok(());
         }
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
         if self.store.budget.above(self.policy().space.high_watermark) > 0 {
-            self.flush_bell.notify_one();
+            self.flusher.bell.notify_one();
         }
         Ok(())
     }
 
     /// Settles files that were still mapped when they were closed, and no longer are.
     pub fn settle_unmapped(self: &Arc<Self>) {
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let writing: Vec<Ino> = self.space.writing.lock().iter().copied().collect();
         for ino in writing {
             let Ok(node) = self.node(ino) else {
-                self.writing.lock().remove(&ino);
+                self.space.writing.lock().remove(&ino);
                 continue;
             };
             let unmapped = {
                 let state = node.state.lock();
                 if state.is_deleted() {
-                    self.writing.lock().remove(&ino);
+                    self.space.writing.lock().remove(&ino);
                     continue;
                 }
                 let held = || state.content.as_ref().is_some_and(|content| is_open_elsewhere(&content.file));
@@ -160,62 +160,9 @@ impl Inner {
             };
             if unmapped && let Err(error) = self.settle(&node).and_then(|()| self.drop_written_around(&node)) {
                 // A damaged file must not keep the other files from being counted and stopped.
-                self.writing.lock().remove(&ino);
+                self.space.writing.lock().remove(&ino);
                 tell_unless_gone(&node, &error, "after the last mapping");
             }
         }
-    }
-
-    /// Marks content clean if it is as it was at `stamp`, when the pool's copy equalled it, and if no program can still
-    /// write it. Returns whether it is clean.
-    pub fn unmark_dirty(&self, node: &Arc<Node>, stamp: Stamp) -> Result<bool> {
-        self.unmark_dirty_unless(node, stamp, FileOpens::has_writer)
-    }
-
-    /// The same. `may_change`: whether the file counts as one that a program can still write.
-    pub fn unmark_dirty_unless(
-        &self,
-        node: &Arc<Node>,
-        stamp: Stamp,
-        may_change: impl Fn(&FileOpens) -> bool,
-    ) -> Result<bool> {
-        let mut txn = Txn::begin(self);
-        let state = txn.state(node.ino)?;
-        let Some(content) = state.content.clone() else { return Ok(false) };
-        // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
-        if may_change(&state.opens) || is_open_elsewhere(&content.file) || Stamp::of(&content.file)? != stamp {
-            return Ok(false);
-        }
-        if !txn.record(node.ino)?.in_pool() {
-            // Another client removed the pool's copy meanwhile: this is the only copy.
-            return Ok(false);
-        }
-        let record = txn.record(node.ino)?;
-        if !record.file.is_dirty() {
-            // The last close and a flush did this at the same time.
-            return Ok(true);
-        }
-        record.size = stamp.size;
-        if record.file.is_spilled() {
-            txn.give_up_spilled(node.ino)?;
-            txn.commit()?;
-            self.tell_kernel_inode(node.ino, true);
-            return Ok(true);
-        }
-        record.file = record.file.flushed()?;
-        self.end_bypass(node.ino, txn.state_at_once(node.ino)?);
-        txn.on_commit(node.ino, |state| state.dirty_content.forget_pool_copy())?;
-        if self.catalog.glance_written_back(&content).is_err() || !self.store.is_used(ContentId(content.id)) {
-            // The content did not reach the device, but the pool has it.
-            txn.give_up(node.ino)?;
-            txn.commit()?;
-            self.tell_kernel_inode(node.ino, true);
-            return Ok(true);
-        }
-        let occupied = content.file.metadata().map_err(super::failed)?.blocks() * 512;
-        txn.count(node.ino, occupied)?;
-        txn.put_clean_content(node.ino, ContentId(content.id))?;
-        txn.commit()?;
-        Ok(true)
     }
 }

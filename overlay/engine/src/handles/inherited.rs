@@ -9,12 +9,12 @@ impl Overlay {
     /// Declares files that the kernel has held open since before this daemon started. Each is about to be opened again.
     /// Until then they count as open: data that another client appended to them is fetched.
     pub fn expect_inherited(&self, inos: impl Iterator<Item = Ino>) {
-        self.inner.inherited.lock().extend(inos);
+        self.inner.mount.inherited.lock().extend(inos);
     }
 
     /// Ends the declaration of a file, after all of its opens were tried again.
     pub fn inherited(&self, ino: Ino) {
-        self.inner.inherited.lock().remove(&ino);
+        self.inner.mount.inherited.lock().remove(&ino);
     }
 
     /// Opens again a file that the kernel has held open since before this daemon started. A writer may write past the

@@ -4,13 +4,13 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::Content;
-use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId};
 use forebay_catalog::ContentRecord;
 use forebay_system::clock::{stamp_now, unix_now};
 
 use super::super::{Inner, Txn, blocking};
 use super::open::{check_current, is_given_up};
+use crate::fetch::FetchPriority;
 use crate::node::{Node, PoolSync};
 
 /// How often a change is tried again because the writers of the file were stopped meanwhile.
@@ -32,10 +32,8 @@ impl Inner {
                 let state = node.state.lock();
                 (state.record.file.is_whole(), state.record.size)
             };
-            if !whole && size == 0 {
-                self.complete_empty(node)?;
-            } else if !whole {
-                self.fetch(node, 0..size).await?;
+            if !whole {
+                self.ensure(node, 0..size, FetchPriority::Demand).await?;
             }
             match self.mark_dirty(node).await {
                 // Evicted in between: fetch again.
@@ -117,7 +115,7 @@ impl Inner {
             // The kernel may keep the old content file for the next open, which would pin its space.
             self.tell_kernel_inode(node.ino, true);
         }
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
         Ok(())
     }
 
@@ -198,8 +196,8 @@ impl Inner {
 /// Sets the size of a content file. With many blocks that takes long, so a blocking thread does it.
 async fn set_len(content: &Content, size: u64) -> Result<()> {
     let file = content.file.clone();
-    if file.metadata().map_err(super::failed)?.blocks() * 512 <= CHUNK_BYTES {
-        return file.set_len(size).map_err(super::failed);
+    if file.metadata().map_err(crate::contents::failed)?.blocks() * 512 <= CHUNK_BYTES {
+        return file.set_len(size).map_err(crate::contents::failed);
     }
-    blocking(move || file.set_len(size).map_err(super::failed)).await
+    blocking(move || file.set_len(size).map_err(crate::contents::failed)).await
 }

@@ -10,6 +10,7 @@ use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
+use super::Ensured;
 use super::through::is_full;
 use crate::node::{Attachment, Node, NodeState};
 use crate::quotas::FileOwner;
@@ -91,6 +92,7 @@ impl Overlay {
         } else {
             inner.try_end_abandoned_write_through(&node).await;
         }
+        let is_for_whole = |size| size <= policy.whole_file_bytes && (write || policy.read != Read::Bypass);
         let _opening = Opening::begin(&node);
         let (mut missed, mut fetched_bytes) = (false, 0);
         for _ in 0..ATTEMPTS {
@@ -103,19 +105,12 @@ impl Overlay {
             count.fetch_add(1, Ordering::Relaxed);
             if node.is_written_through() || node.is_spilled() {
                 // It does not fit into the fast pool: what is not there is read and written in the pool.
-            } else if !whole && size == 0 {
-                inner.complete_empty(&node)?;
-            } else if !whole && size <= policy.whole_file_bytes && (write || policy.read != Read::Bypass) {
+            } else if !whole && (size == 0 || is_for_whole(size)) {
                 let missing = inner.missing_bytes(&node, 0..size)?;
-                match inner.fetch(&node, 0..size).await {
-                    Ok(()) => fetched_bytes += missing,
-                    Err(e) if e.is(ErrorKind::NoSpace) => inner.revalidate(ino, Age::Open).await?,
-                    Err(e) if is_of_device(&e) => {
-                        if inner.fetch_failed(&node, &e) {
-                            continue;
-                        }
-                        inner.revalidate(ino, Age::Open).await?;
-                    }
+                match inner.ensure_for_program(&node, 0..size).await {
+                    Ok(Ensured::Resident) => fetched_bytes += missing,
+                    Ok(Ensured::Uncached) => inner.revalidate(ino, Age::Open).await?,
+                    Ok(Ensured::Changed) => continue,
                     Err(e) if e.is(ErrorKind::Stale) => {
                         inner.revalidate(ino, Age::Now).await?;
                         continue;
@@ -130,7 +125,7 @@ impl Overlay {
             if let Some(opened) = inner.register_open(&node, flags, &policy)? {
                 // Attributes that the kernel has cached would not follow writes that bypass the daemon.
                 let bypasses = write && opened.resident.is_some();
-                if let (true, Some(kernel)) = (bypasses || !opened.keep_cache, inner.kernel.get()) {
+                if let (true, Some(kernel)) = (bypasses || !opened.keep_cache, inner.mount.kernel()) {
                     kernel.invalidate_attributes_now(ino);
                 }
                 if write
@@ -239,7 +234,7 @@ impl Inner {
         }
         if let Some(content) = &resident {
             // A content file must not be shorter than its record says: the missing bytes would be read as zeros.
-            let have = content.file.metadata().map_err(super::failed)?.size();
+            let have = content.file.metadata().map_err(crate::contents::failed)?.size();
             let size = state.record.size;
             let clean = !state.record.file.is_dirty();
             // Bytes that a killed daemon appended but did not record are cut off.
@@ -317,7 +312,7 @@ impl Inner {
             let content = txn.content(node.ino)?;
             // From now on the times of the content file are the truth. The record's times may have been set since the
             // fetch.
-            super::set_mtime(&content.file, atime, mtime)?;
+            crate::contents::set_mtime(&content.file, atime, mtime)?;
             let stamp = Stamp::of(&content.file)?;
             txn.on_commit(node.ino, move |state| {
                 state.changed();
@@ -337,7 +332,7 @@ impl Inner {
         let content = {
             let mut state = node.state.lock();
             let epoch = self.residency(&mut state)?.epoch;
-            if epoch <= self.synced_epoch.load(Ordering::Acquire) || self.catalog.is_closed(epoch)? {
+            if epoch <= self.epochs.synced.load(Ordering::Acquire) || self.catalog.is_closed(epoch)? {
                 return Ok(());
             }
             self.content(node.ino, &mut state)?

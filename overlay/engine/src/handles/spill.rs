@@ -19,15 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use forebay_backends::{Error, ErrorKind, Part, Piece, Pieces, Result, Side};
+use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, is_open_elsewhere};
 use forebay_catalog::{Spilled, SpilledRange};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 
-use super::super::writeback::{next_data, written_meanwhile};
+use super::super::writeback::next_data;
 use super::super::{Inner, Txn, blocking};
-use super::{failed, set_times, through};
+use super::through;
+use crate::contents::{failed, set_times};
 use crate::node::{Node, NodeState};
 pub(crate) use parts::PartsUnderWay;
 
@@ -107,7 +108,7 @@ impl Inner {
             is_refused = is_used && !node.is_changed_by_daemon();
             if !is_used {
                 let spilled = {
-                    let _moves = self.flusher.moves.read().await;
+                    let _moves = self.pool_calls.moves.read().await;
                     let _lock = node.flush.lock().await;
                     self.spill(node, least, &write).await
                 };
@@ -293,57 +294,6 @@ impl Inner {
         Ok(SpilledRange { offset: range.start, part })
     }
 
-    /// Returns the bytes of a range of a content file. Their offsets count from the start of the range.
-    fn range_pieces(self: &Arc<Self>, content: Arc<Content>, range: Range<u64>) -> Pieces<'static> {
-        let inner = self.clone();
-        stream::try_unfold(range.start, move |at| {
-            let (inner, content, range) = (inner.clone(), content.clone(), range.clone());
-            async move {
-                if at >= range.end {
-                    blocking(move || inner.catalog.check_written_back(&content)).await?;
-                    return Ok(None);
-                }
-                let len = (range.end - at).min(CHUNK_BYTES);
-                let data = inner.read_for_pool(ContentId(content.id), &content.file, at, len).await?;
-                Ok(Some((Piece { offset: at - range.start, data }, at + len)))
-            }
-        })
-        .boxed()
-    }
-
-    /// Returns the content of a file with spilled ranges as parts: those that were sent, and what is in the content file.
-    /// The caller holds the flush lock.
-    pub(crate) fn parts_of(
-        self: &Arc<Self>,
-        node: &Node,
-        content: &Arc<Content>,
-        size: u64,
-    ) -> Result<Vec<Part<'static>>> {
-        let id = ContentId(content.id);
-        let spilled = self.catalog.spilled(id)?;
-        let file = node.state.lock().record.file;
-        if !file.is_spilled() || file.content() != Some(id) {
-            // It was emptied since, and its ranges with it.
-            return Err(written_meanwhile());
-        }
-        let (mut parts, mut at) = (Vec::new(), 0);
-        let here = |range: Range<u64>| Part::Here {
-            len: range.end - range.start,
-            content: self.range_pieces(content.clone(), range),
-        };
-        for range in spilled.ranges().iter().filter(|range| range.offset < size) {
-            if range.offset > at {
-                parts.push(here(at..range.offset));
-            }
-            parts.push(Part::Sent(range.part.clone()));
-            at = range.range().end;
-        }
-        if at < size {
-            parts.push(here(at..size));
-        }
-        Ok(parts)
-    }
-
     /// Writes into a file with spilled ranges; `None`: it has none any more.
     pub(super) fn write_spilled<'a>(
         self: &'a Arc<Self>,
@@ -352,7 +302,7 @@ impl Inner {
         data: &'a Bytes,
     ) -> BoxFuture<'a, Result<Option<u32>>> {
         async move {
-            let _moves = self.flusher.moves.read().await;
+            let _moves = self.pool_calls.moves.read().await;
             let _lock = node.flush.lock().await;
             if !node.is_spilled() {
                 return Ok(None);
@@ -397,7 +347,7 @@ impl Inner {
         size: u64,
     ) -> BoxFuture<'a, Result<bool>> {
         async move {
-            let _moves = self.flusher.moves.read().await;
+            let _moves = self.pool_calls.moves.read().await;
             let _lock = node.flush.lock().await;
             if !node.is_spilled() {
                 return Ok(false);

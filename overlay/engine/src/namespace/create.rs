@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentId;
-use forebay_catalog::FileState;
-use forebay_catalog::{ContentRecord, DirtyAttrs, InodeRecord, ListingState, Xattrs};
+use forebay_catalog::{ContentRecord, DirtyAttrs, FileState, InodeRecord, ListingState, Xattrs};
 use forebay_policy::FlushPolicy;
 use forebay_system::clock::{stamp_now, unix_now};
 
@@ -147,7 +146,7 @@ impl Overlay {
         txn.show(parent, name, Some((ino, kind)))?;
         txn.touch_dir(parent, 0)?;
         txn.commit()?;
-        inner.flush_bell.notify_one();
+        inner.flusher.bell.notify_one();
         inner.counted_entry(ino)
     }
 }
@@ -194,7 +193,7 @@ impl Inner {
             drop(state);
             self.keep_open(ino);
         }
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
         Ok(ino)
     }
 
@@ -249,7 +248,7 @@ impl Inner {
             ctime: now,
             links: Default::default(),
             pool_links: Default::default(),
-            sent_to: Default::default(),
+            pending_at: Default::default(),
             version: None,
             file: FileState::absent(),
             listing: ListingState::Complete(None),

@@ -64,10 +64,10 @@ impl Inner {
     }
 
     fn note_depth(&self, depth: usize) -> Result<()> {
-        if depth <= self.deepest.depth.load(Ordering::Relaxed) {
+        if depth <= self.names.deepest.depth.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let was = self.deepest.depth.fetch_max(depth, Ordering::Relaxed);
+        let was = self.names.deepest.depth.fetch_max(depth, Ordering::Relaxed);
         if depth / STEP > was / STEP {
             self.catalog.set_meta(KEY, &((depth / STEP + 1) * STEP - 1))?;
         }
@@ -98,7 +98,7 @@ impl Inner {
 
     /// Returns whether nothing gets too deep if anything moves deeper by so much: the deepest name is assumed to move.
     fn may_deepen(&self, by: usize) -> Result<bool> {
-        let Deepest { depth, excess } = &self.deepest;
+        let Deepest { depth, excess } = &self.names.deepest;
         if depth.load(Ordering::Relaxed) + by > DEPTH_MAX && excess.load(Ordering::Relaxed) >= EXCESS_MAX {
             depth.store(0, Ordering::Relaxed);
             excess.store(0, Ordering::Relaxed);

@@ -89,7 +89,7 @@ impl Inner {
         }
         txn.commit()?;
         self.rules_may_differ();
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
         Ok(())
     }
 

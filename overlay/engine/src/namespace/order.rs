@@ -205,7 +205,7 @@ impl Inner {
         let mut order = DirOrder { dir, parent, state, slots: Vec::new(), names: Vec::new() };
         self.catalog.names(dir, |name, record| {
             if let Some((ino, kind)) = record.here {
-                order.add(self.name_hash, name, ino, kind)?;
+                order.add(self.names.hash, name, ino, kind)?;
             }
             Ok(true)
         })?;

@@ -22,7 +22,7 @@ impl Overlay {
         inner.take_name(&mut txn, parent, name, ino)?;
         txn.touch_dir(parent, 0)?;
         txn.commit()?;
-        inner.flush_bell.notify_one();
+        inner.flusher.bell.notify_one();
         Ok(())
     }
 
@@ -39,7 +39,7 @@ impl Overlay {
         inner.take_name(&mut txn, parent, name, ino)?;
         txn.touch_dir(parent, -1)?;
         txn.commit()?;
-        inner.flush_bell.notify_one();
+        inner.flusher.bell.notify_one();
         Ok(())
     }
 }

@@ -111,7 +111,7 @@ impl Inner {
         txn.state_at_once(new_parent)?.names.negative.remove(new_name);
         txn.commit()?;
         inner.rules_may_differ();
-        inner.flush_bell.notify_one();
+        inner.flusher.bell.notify_one();
         Ok(())
     }
 

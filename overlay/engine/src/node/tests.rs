@@ -32,7 +32,7 @@ pub(crate) fn file_of_pool(size: u64) -> InodeRecord {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// `write`, `direct`, and whether its writes bypass the daemon.
+    /// `write`, `direct`, and whether it reads or writes without the daemon.
     Open(bool, bool, bool),
     /// Ends the open with this number, or one that is not known.
     Close(usize),
@@ -73,7 +73,7 @@ struct World {
     bypass: Bypass,
     dirty: DirtyContent,
     all: AtomicU64,
-    /// The opens of programs: `write`, `direct`, and whether its writes bypass the daemon.
+    /// The opens of programs: `write`, `direct`, and whether it reads or writes without the daemon.
     programs: Vec<(bool, bool, bool)>,
     is_dirty: bool,
     is_immutable: bool,
@@ -97,8 +97,11 @@ impl World {
                 if write {
                     if bypasses {
                         self.bypass.open();
+                        self.opens.note_bypass();
                     }
                     self.mark();
+                } else if bypasses {
+                    self.opens.note_passthrough();
                 }
             }
             Step::Close(which) if which < self.programs.len() => {
@@ -203,6 +206,11 @@ impl World {
         } else {
             assert!(self.is_dirty, "a writer may write at any time");
         }
+        let past = |wanted: bool| self.programs.iter().any(|(write, _, past)| *past && (*write || !wanted));
+        assert!(self.opens.may_bypass() || !past(true), "its writes are not seen");
+        assert!(self.opens.may_pass_through() || !past(false), "its content file is in use");
+        assert!(!self.opens.may_bypass() || count(true) > 0);
+        assert!(!self.opens.may_pass_through() || !self.programs.is_empty());
         let direct = self.programs.iter().any(|(write, direct, _)| *write && *direct);
         assert!(self.opens.writes_direct() || !direct);
         assert_eq!(self.is_immutable, matches!(self.bypass, Bypass::Stopped(_)), "nothing stays immutable");

@@ -257,7 +257,7 @@ impl Inner {
     /// Makes the kernel forget names that a commit made or replaced, and attributes that it changed. Waits for it, but
     /// not for long. Returns whether it has.
     async fn tell_kernel_of_grafts(&self, grafts: &[Graft]) -> bool {
-        let Some(kernel) = self.kernel.get() else { return true };
+        let Some(kernel) = self.mount.kernel() else { return true };
         let mut is_told = true;
         let until = tokio::time::Instant::now() + KERNEL_FORGETS;
         // If the kernel does not know a name, the note of the name says nothing about the directory.
@@ -465,7 +465,7 @@ impl Inner {
                 tracing::warn!(%error, "the kernel shows what was committed when its caches expire");
             }
         }
-        let Some(kernel) = self.kernel.get() else { return Vec::new() };
+        let Some(kernel) = self.mount.kernel() else { return Vec::new() };
         let appeared = std::mem::take(&mut *self.scratch.appeared.lock());
         let tell = |(parent, name): &(Ino, Vec<u8>)| match self.is_pinned_name(*parent, name) {
             true => kernel.expire_name(*parent, name),
@@ -521,7 +521,7 @@ fn record_of(entry: &TreeEntry, kind: FileKind, links: SmallVec<[Link; 1]>, with
         ctime: stamp_now(),
         links,
         pool_links: SmallVec::new(),
-        sent_to: SmallVec::new(),
+        pending_at: SmallVec::new(),
         version: None,
         file: FileState::absent(),
         listing: ListingState::Complete(None),

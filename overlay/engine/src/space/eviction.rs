@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{Reservation, SpaceBudget};
-use forebay_policy::SpacePolicy;
+use forebay_policy::{SpacePolicy, Write};
 use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, Txn};
-use crate::node::NodeState;
+use crate::node::{Node, NodeState};
 
 /// Why the content of a file is not evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl Inner {
             for attempt in 1..=EVICTIONS {
                 let may_fit = bytes <= inner.room_after_eviction();
                 let freed_bytes = if may_fit {
-                    let _asked = RoomRequest::begin(&inner.making_room, bytes);
+                    let _asked = RoomRequest::begin(&inner.space.making_room, bytes);
                     inner.make_room(bytes)?
                 } else {
                     0
@@ -126,7 +126,7 @@ impl Inner {
                     break;
                 }
             }
-            inner.flush_bell.notify_one();
+            inner.flusher.bell.notify_one();
             let budget = &inner.store.budget;
             Err(Error::new(
                 ErrorKind::NoSpace,
@@ -147,8 +147,8 @@ impl Inner {
     /// Returns the most bytes that could be reserved if all clean content were evicted. Blocks.
     pub(crate) fn room_after_eviction(&self) -> u64 {
         // A victim that is being evicted is neither in the order of eviction nor pending.
-        let _turn = self.making_room.turn.lock();
-        let evictable = self.evictor.lock().bytes().saturating_add(self.trash.pending_bytes());
+        let _turn = self.space.making_room.turn.lock();
+        let evictable = self.space.evictor.lock().bytes().saturating_add(self.trash.pending_bytes());
         let budget = &self.store.budget;
         let stays = budget.taken().saturating_sub(evictable);
         budget.limit().saturating_sub(stays).min(self.store.free_bytes().saturating_add(evictable))
@@ -159,8 +159,8 @@ impl Inner {
     /// by the next.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<u64> {
         self.advisor().report_uses();
-        let _turn = self.making_room.turn.lock();
-        let bytes = bytes.max(self.making_room.asked.load(Ordering::Relaxed));
+        let _turn = self.space.making_room.turn.lock();
+        let bytes = bytes.max(self.space.making_room.asked.load(Ordering::Relaxed));
         // The file of evicted content is removed when its record is synced. On a busy disk that takes seconds.
         let pending = self.trash.pending_bytes();
         let needed = bytes_to_evict(&self.store.budget, self.policy().space, pending, bytes);
@@ -170,7 +170,7 @@ impl Inner {
 
     /// Evicts so many bytes of content of a full tier that may go and that `of` names. Blocks.
     pub(crate) fn evict_of_tier(&self, bytes: u64, of: &dyn Fn(u64) -> bool) -> Result<()> {
-        let _turn = self.making_room.turn.lock();
+        let _turn = self.space.making_room.turn.lock();
         self.evict_now(bytes, ChosenBy::Tier, of).map(drop)
     }
 
@@ -226,7 +226,7 @@ impl Inner {
                     None => !*leased.entry(key).or_insert_with(|| has_leases(key)),
                 }
         };
-        let mut evictor = self.evictor.lock();
+        let mut evictor = self.space.evictor.lock();
         let unwanted = evictor.evict(&mut |key| of(key) && !self.advisor().keeps(Ino(key)) && may_go(key));
         unwanted.or_else(|| evictor.evict(&mut |key| of(key) && may_go(key))).map(Ino)
     }
@@ -261,6 +261,26 @@ impl Inner {
         // The kernel's passthrough registration holds the content file, and with it the space.
         self.tell_kernel_inode(ino, true);
         Ok(Ok(bytes))
+    }
+
+    /// Drops the content of a file whose rule says `write = "around"`, if the pool has it and no program uses it.
+    pub(crate) fn drop_written_around(&self, node: &Node) -> Result<()> {
+        if self.policy().may_write(Write::Around) && self.policy_of(node).write == Write::Around {
+            // What is not in the pool yet stays, and is dropped after its flush.
+            let _ = self.evict_inode(node.ino, ChosenBy::Rule)?;
+        }
+        Ok(())
+    }
+
+    /// Evicts clean content of the slowest tier until `bytes` more fit below the high watermark, or below the low one if
+    /// the high one is passed. Blocks.
+    pub(crate) fn make_room_in(&self, tier: usize, bytes: u64) -> Result<()> {
+        if tier != self.store.last_tier() {
+            return Ok(());
+        }
+        let space = self.policy().tiers[tier].space;
+        let wanted = bytes_to_evict(&self.store.tiers()[tier].budget, space, self.trash.pending_bytes(), bytes);
+        self.evict_of_tier(wanted, &|key| !self.is_in_faster_tier(Ino(key)))
     }
 }
 

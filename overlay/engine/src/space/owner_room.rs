@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use forebay_backends::{Error, Result};
 use forebay_policy::QuotaSubject;
 
-use super::super::{Inner, Ino};
-use crate::node::{Node, NodeState};
-use crate::quotas::{FileOwner, QuotaPromise, QuotaRefusal, QuotaShortage, SpaceHolder};
+use super::super::Inner;
+use crate::node::Node;
+use crate::quotas::{FileOwner, QuotaPromise, QuotaRefusal, QuotaShortage};
 use crate::shares::Promise;
 
 /// Pause between two attempts. The flush looks at a file within a second.
@@ -195,7 +195,7 @@ impl Inner {
             if progressed.elapsed() >= patience.stalled || begun.elapsed() >= patience.most {
                 return refused();
             }
-            self.flush_bell.notify_one();
+            self.flusher.bell.notify_one();
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -212,20 +212,5 @@ impl Inner {
             OwnerShortage::Share => self.shares.refused_bytes(demand.owner.uid, demand.bytes),
             OwnerShortage::Quota(refusal) => self.quotas.refused(refusal, demand.bytes, demand.files),
         }
-    }
-
-    /// Charges an inode's dirty bytes to its owner, as they are now.
-    pub(crate) fn charge(&self, ino: Ino, state: &mut NodeState) {
-        let is_counted = self.quotas.count() || self.shares.has_share(state.record.uid);
-        let bytes = if is_counted && state.record.file.is_dirty() { self.counted_bytes(state) } else { 0 };
-        self.charge_bytes(ino, state, bytes);
-    }
-
-    /// The same for a file whose bytes are known.
-    pub(crate) fn charge_bytes(&self, ino: Ino, state: &NodeState, bytes: u64) {
-        let is_dirty = state.record.file.is_dirty() && !state.is_deleted();
-        let owner = FileOwner::of(&state.record);
-        self.shares.charge(ino, is_dirty.then_some((owner.uid, bytes)));
-        self.quotas.charge(&SpaceHolder::File(ino), is_dirty.then_some((owner, bytes)));
     }
 }

@@ -73,7 +73,7 @@ impl Inner {
             if hopeless || waiting.progressed.elapsed() > STALLED_MAX || waiting.began.elapsed() > WAIT_MAX {
                 return Err(error);
             }
-            self.flush_bell.notify_one();
+            self.flusher.bell.notify_one();
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -81,7 +81,7 @@ impl Inner {
     /// Called when a file may have become one that the flush can send.
     pub(crate) fn room_may_come(&self) {
         self.quotas.room_may_come();
-        let mut coming = self.room.coming.lock();
+        let mut coming = self.space.room.coming.lock();
         if coming.is_some_and(|(_, coming)| !coming) {
             *coming = None;
         }
@@ -89,13 +89,13 @@ impl Inner {
 
     /// Returns the number of writers that wait for room.
     pub(crate) fn waiting_for_room(&self) -> u64 {
-        self.room.writers.load(Ordering::Relaxed)
+        self.space.room.writers.load(Ordering::Relaxed)
     }
 
     pub(crate) fn wait_for_room(&self) -> WriterWait<'_> {
-        self.room.writers.fetch_add(1, Ordering::Relaxed);
+        self.space.room.writers.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
-        WriterWait { room: &self.room, began: now, progress: self.progress(), progressed: now }
+        WriterWait { room: &self.space.room, began: now, progress: self.progress(), progressed: now }
     }
 
     /// Returns what the flush has sent: bytes and files.
@@ -105,7 +105,7 @@ impl Inner {
     }
 
     async fn is_room_coming(self: &Arc<Self>) -> Result<bool> {
-        if let Some((at, coming)) = *self.room.coming.lock()
+        if let Some((at, coming)) = *self.space.room.coming.lock()
             && at.elapsed() < KNOWN_FOR
         {
             return Ok(coming);
@@ -113,12 +113,12 @@ impl Inner {
         let inner = self.clone();
         blocking(move || {
             let mut coming = false;
-            let is_up = inner.health.why_down().is_none();
+            let is_up = inner.pool_calls.health.why_down().is_none();
             inner.catalog.intents(|intent, _| {
                 coming = is_up && matches!(intent, Intent::Inode(ino) if inner.frees_room(ino));
                 Ok(is_up && !coming)
             })?;
-            *inner.room.coming.lock() = Some((Instant::now(), coming));
+            *inner.space.room.coming.lock() = Some((Instant::now(), coming));
             Ok(coming)
         })
         .await
@@ -126,7 +126,7 @@ impl Inner {
 
     /// Whether the background flush may send a file of a user or a group soon.
     pub(crate) async fn may_be_flushed_of(self: &Arc<Self>, subject: QuotaSubject) -> Result<bool> {
-        if self.health.why_down().is_some() {
+        if self.pool_calls.health.why_down().is_some() {
             return Ok(false);
         }
         if let Some(is_hoped) = self.quotas.known_hope(subject) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{Content, is_open_elsewhere};
+use forebay_catalog::Intent;
 use parking_lot::Mutex;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tokio::sync::Notify;
@@ -76,20 +77,20 @@ impl Inner {
             return false;
         }
         let free = self.free_bytes_lately();
-        let evictable = self.evictor.evictable().bytes;
+        let evictable = self.space.evictor.evictable().bytes;
         if self.bare_room(free).saturating_add(evictable) < ROOM_FOR_PASSTHROUGH {
             return false;
         }
         let spare = self.bare_room(free) >= LAST_ROOM;
         if !spare {
-            self.write_throttle.room_wanted.store(true, Ordering::Relaxed);
-            self.write_throttle.called.notify_one();
+            self.space.throttle.room_wanted.store(true, Ordering::Relaxed);
+            self.space.throttle.called.notify_one();
         }
         spare
     }
 
     fn free_bytes_lately(&self) -> u64 {
-        let mut known = self.write_throttle.free.lock();
+        let mut known = self.space.throttle.free.lock();
         match *known {
             Some((at, free)) if at.elapsed() < FREE_KNOWN_FOR => free,
             _ => {
@@ -102,7 +103,7 @@ impl Inner {
 
     /// Returns the dirty bytes, as they were at most `DIRTY_KNOWN_FOR` ago. Blocks.
     pub(crate) fn dirty_bytes_lately(&self) -> Result<u64> {
-        let mut known = self.write_throttle.dirty.lock();
+        let mut known = self.space.throttle.dirty.lock();
         match *known {
             Some((at, bytes)) if at.elapsed() < DIRTY_KNOWN_FOR => Ok(bytes),
             _ => {
@@ -124,7 +125,7 @@ impl Inner {
 
     /// Returns the owners of the files that the kernel may write without the daemon.
     fn writers_past_daemon(&self) -> impl Iterator<Item = FileOwner> {
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let writing: Vec<Ino> = self.space.writing.lock().iter().copied().collect();
         let nodes = writing.into_iter().filter_map(|ino| self.table.peek(ino));
         nodes.filter_map(|node| {
             let state = node.state.lock();
@@ -139,8 +140,8 @@ impl Inner {
 
     /// Begins to count a file that may grow from now on.
     pub(crate) fn begin_counting(&self, ino: Ino) {
-        self.writing.lock().insert(ino);
-        self.write_throttle.called.notify_one();
+        self.space.writing.lock().insert(ino);
+        self.space.throttle.called.notify_one();
     }
 
     /// Waits until there may be something to count or to evict. Only one task may call this.
@@ -148,7 +149,7 @@ impl Inner {
         // Both keep a notification that comes before they are waited for.
         while !self.is_counting() && self.store.budget.above(self.policy().space.high_watermark) == 0 {
             tokio::select! {
-                () = self.write_throttle.called.notified() => {}
+                () = self.space.throttle.called.notified() => {}
                 () = self.store.budget.grown() => {}
             }
         }
@@ -156,7 +157,7 @@ impl Inner {
 
     /// Whether any file may grow, or room is wanted.
     pub(crate) fn is_counting(&self) -> bool {
-        !self.writing.lock().is_empty() || self.write_throttle.room_wanted.load(Ordering::Relaxed)
+        !self.space.writing.lock().is_empty() || self.space.throttle.room_wanted.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes that may be written before anything is evicted, if the devices have `free` free bytes.
@@ -168,11 +169,11 @@ impl Inner {
 
     /// Stops or releases passthrough writers. Blocks.
     pub(crate) fn throttle_writers(&self) -> Result<()> {
-        let wanted = self.write_throttle.room_wanted.swap(false, Ordering::Relaxed);
+        let wanted = self.space.throttle.room_wanted.swap(false, Ordering::Relaxed);
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
             return self.throttle_by_shares();
         }
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let writing: Vec<Ino> = self.space.writing.lock().iter().copied().collect();
         let nodes = || writing.iter().filter_map(|ino| Some((ino, self.table.peek(*ino)?)));
         // A writer through the daemon reserves its room when it writes. A passthrough writer cannot, and a stopped one
         // waits for room.
@@ -185,7 +186,7 @@ impl Inner {
         if self.bare_room(self.store.free_bytes()) >= LAST_ROOM {
             return self.throttle_by_shares();
         }
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
         for (ino, node) in nodes() {
             let mut state = node.state.lock();
             let Some(content) = state.content.clone() else { continue };
@@ -201,7 +202,7 @@ impl Inner {
 
     /// There is room: stops passthrough writers whose owner has used up its share, and releases the other ones.
     fn throttle_by_shares(&self) -> Result<()> {
-        let writing: Vec<Ino> = self.writing.lock().iter().copied().collect();
+        let writing: Vec<Ino> = self.space.writing.lock().iter().copied().collect();
         for ino in writing {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
@@ -210,8 +211,8 @@ impl Inner {
             if state.bypass.is_none() || !self.has_less(owner, LAST_ROOM) {
                 state.bypass.resume(|on| set_immutable(&content, on));
             } else if state.bypass.stop(|on| set_immutable(&content, on)) {
-                self.flush_bell.notify_one();
-                if self.write_throttle.may_tell() {
+                self.flusher.bell.notify_one();
+                if self.space.throttle.may_tell() {
                     let why = "it has its share of dirty bytes, or a quota is used up";
                     tracing::warn!(path = self.pool.url(), %ino, "user {}: {why}: a writer was stopped", owner.uid);
                 }
@@ -254,9 +255,25 @@ impl Inner {
         // A content file that is opened or removed loses the flag, too.
         let ended = state.bypass.end(|on| content.as_ref().map_or(!on, |content| set_immutable(content, on)));
         if ended {
-            self.writing.lock().remove(&ino);
+            self.space.writing.lock().remove(&ino);
         }
         ended
+    }
+
+    /// Returns the bytes of files that cannot be evicted, because the pool may not have them.
+    pub(crate) fn dirty_bytes(&self) -> Result<u64> {
+        let mut inos = Vec::new();
+        self.catalog.intents(|intent, _| {
+            inos.extend(if let Intent::Inode(ino) = intent { Some(ino) } else { None });
+            Ok(true)
+        })?;
+        let mut bytes = 0;
+        for ino in inos {
+            let Ok(node) = self.node(ino) else { continue };
+            let dirty = node.state.lock().record.file.is_dirty();
+            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.blocks * 512) } else { 0 };
+        }
+        Ok(bytes)
     }
 }
 

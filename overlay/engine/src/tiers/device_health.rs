@@ -89,30 +89,17 @@ impl Inner {
         is_of_device(error) && id.is_some_and(|id| self.give_up_unwritten(node, id).unwrap_or(false))
     }
 
-    /// Fails as long as content of a bypassed device is in doubt: an epoch that is closed then would cover it.
-    pub(crate) fn check_left(&self) -> Result<()> {
-        let left = self.tiers.left.lock();
-        match self.store.bypassed().find(|number| !left.contains(number)) {
-            None => Ok(()),
-            Some(number) => {
-                self.store.announce_health();
-                let what = format!("fast-pool device {number} has just been bypassed");
-                Err(Error::new(ErrorKind::Busy, Side::Cache, what))
-            }
-        }
-    }
-
     /// Gives up the clean content of devices that were bypassed since the last call, as far as it is not known to be
     /// durable, and names the unflushed content.
     fn leave_bypassed(self: &Arc<Self>) -> Result<()> {
         let bypassed: Vec<usize> = self.store.bypassed().collect();
-        self.tiers.left.lock().retain(|number| bypassed.contains(number));
+        self.epochs.left.lock().retain(|number| bypassed.contains(number));
         for number in bypassed {
-            if self.tiers.left.lock().contains(&number) {
+            if self.epochs.left.lock().contains(&number) {
                 continue;
             }
             self.leave_device(number)?;
-            self.tiers.left.lock().insert(number);
+            self.epochs.left.lock().insert(number);
         }
         Ok(())
     }

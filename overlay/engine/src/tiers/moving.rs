@@ -14,7 +14,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{Content, ContentId, CopyEnd, Stamp, StorageTier, is_open_elsewhere};
 use forebay_system::clock::unix_now;
 
-use crate::handles::{failed, set_mtime};
+use crate::contents::{failed, set_mtime};
 use crate::node::{Node, NodeState};
 use crate::{Inner, Txn, blocking};
 
@@ -98,7 +98,7 @@ impl Inner {
             return in_memory.then_some(id);
         }
         // Of a daemon that died, the kernel may have passthrough files.
-        let is_read = || state.opens.any() || self.inherited.lock().contains(&node.ino);
+        let is_read = || state.opens.any() || self.mount.inherited.lock().contains(&node.ino);
         let stays = file.is_dirty()
             || state.leases.hold(unix_now())
             || state.growth.under_way
@@ -186,7 +186,7 @@ impl Inner {
             let (atime, mtime) = if was_dirty { (record.atime, stamp.mtime) } else { (record.atime, record.mtime) };
             set_mtime(&copy.file, atime, mtime)?;
             txn.move_content(node.ino, id, copy.clone(), residency)?;
-            self.fetched_epoch.store(self.catalog.epoch(), Ordering::Relaxed);
+            self.epochs.fetched.store(self.catalog.epoch(), Ordering::Relaxed);
             txn.discard(id, counted);
             txn.commit()?;
             self.store.account(new, 0, occupied);

@@ -186,20 +186,4 @@ impl Inner {
         let id = state.record.file.content()?;
         Some((id, self.counted_bytes(&mut state)))
     }
-
-    /// Evicts clean content of the slowest tier until `bytes` more fit below the high watermark, or below the low one if
-    /// the high one is passed. Blocks.
-    pub(super) fn make_room_in(&self, tier: usize, bytes: u64) -> Result<()> {
-        if tier != self.store.last_tier() {
-            return Ok(());
-        }
-        let space = self.policy().tiers[tier].space;
-        let wanted = super::super::space::eviction::bytes_to_evict(
-            &self.store.tiers()[tier].budget,
-            space,
-            self.trash.pending_bytes(),
-            bytes,
-        );
-        self.evict_of_tier(wanted, &|key| !self.tiers.uses.lock().is_in_faster_tier(Ino(key)))
-    }
 }

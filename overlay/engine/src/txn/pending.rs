@@ -58,7 +58,7 @@ impl PendingState<'_> {
         }
         match self.evictable {
             Some(Some(bytes)) => inner.note_clean(ino, state.record.file.content(), bytes),
-            Some(None) => inner.evictor.remove(ino.0),
+            Some(None) => inner.space.evictor.remove(ino.0),
             None => {}
         }
     }

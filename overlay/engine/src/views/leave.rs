@@ -7,7 +7,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{ContentId, Stamp};
 use forebay_catalog::ContentRecord;
 
-use crate::handles::failed;
+use crate::contents::failed;
 use crate::node::Node;
 use crate::{Inner, Txn, blocking};
 
@@ -15,11 +15,6 @@ use crate::{Inner, Txn, blocking};
 const ATTEMPTS: u32 = 5;
 
 impl Inner {
-    /// Returns whether a view shows the present content of a file.
-    pub(crate) fn is_in_view(&self, id: ContentId) -> bool {
-        self.store.has_views() && self.store.stat(id).is_ok_and(|meta| meta.nlink() > 1)
-    }
-
     pub(crate) fn in_use_by_view(&self, node: &Node) -> Error {
         let what = format!("{}: it is open, and a view shows it: end the view first", self.display(node.ino));
         Error::new(ErrorKind::Os(libc::ETXTBSY), Side::Application, what)
@@ -74,7 +69,7 @@ impl Inner {
                         .set_accessed(meta.accessed().map_err(failed)?);
                     copy.file.set_times(times).map_err(failed)?;
                 } else {
-                    crate::handles::set_mtime(&copy.file, atime, mtime)?;
+                    crate::contents::set_mtime(&copy.file, atime, mtime)?;
                 }
                 let mut residency = ContentRecord::empty(node.ino, inner.catalog.epoch());
                 residency.bytes = occupied;

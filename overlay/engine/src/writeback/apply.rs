@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, RenameMode, Result, Side, Stat};
-use forebay_catalog::{Link, NameRecord, SentWhat};
-use tokio::sync::MutexGuard;
+use forebay_catalog::{Link, NameRecord, PendingChange};
 
-use super::super::coherence::PoolChange;
-use super::super::coherence::note_object;
+use super::super::pool_calls::PoolChange;
 use super::super::{Inner, Ino, Txn};
-use super::conflict::look_again;
+use super::in_doubt::{lock_all, note_name_flushed, take_version};
 use super::reconcile::{NextStep, ReconcileStep, leads_to_unseen};
-use crate::node::Node;
+use crate::pool_calls::look_again;
 
 /// Prefix of the name under which an object is parked in the pool while other objects take its place.
 pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
@@ -40,8 +38,8 @@ impl Inner {
         let moves_dir =
             matches!(&step, ReconcileStep::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
         let (_exclusive, _shared) = match moves_dir {
-            true => (Some(self.flusher.moves.write().await), None),
-            false => (None, Some(self.flusher.moves.read().await)),
+            true => (Some(self.pool_calls.moves.write().await), None),
+            false => (None, Some(self.pool_calls.moves.read().await)),
         };
         let nodes = self.nodes_in_order([subject].into_iter().chain(other))?;
         let _locks = lock_all(&nodes).await;
@@ -70,11 +68,11 @@ impl Inner {
         let what = match &step {
             // `remove` records it, once nothing speaks against the removal.
             ReconcileStep::Remove { .. } => None,
-            ReconcileStep::Rename { from, .. } => Some(SentWhat::Moved { from: from.clone() }),
-            ReconcileStep::Link { .. } => Some(SentWhat::Linked),
+            ReconcileStep::Rename { from, .. } => Some(PendingChange::Moved { from: from.clone() }),
+            ReconcileStep::Link { .. } => Some(PendingChange::Linked),
             // For a file, the upload records what is sent.
             ReconcileStep::Create { .. } if sent.kind == FileKind::File => None,
-            ReconcileStep::Create { .. } => Some(SentWhat::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
+            ReconcileStep::Create { .. } => Some(PendingChange::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
         };
         if let Some(what) = what
             && !self.about_to_send(&at, subject, what).await?
@@ -93,13 +91,6 @@ impl Inner {
         }
     }
 
-    pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {
-        let mut inos: Vec<Ino> = inos.collect();
-        inos.sort();
-        inos.dedup();
-        inos.into_iter().map(|ino| self.node(ino)).collect()
-    }
-
     async fn remove(self: &Arc<Self>, parent: Ino, name: &[u8], occupant: Ino, path: &PoolPath) -> Result<()> {
         let record = self.record_of(occupant)?;
         let mut is_gone = true;
@@ -110,7 +101,7 @@ impl Inner {
             }
             _ => {
                 self.ready_to_go(occupant).await?;
-                if !self.about_to_send(&(parent, name.into()), occupant, SentWhat::Removed).await? {
+                if !self.about_to_send(&(parent, name.into()), occupant, PendingChange::Removed).await? {
                     return Ok(());
                 }
                 self.expect_version_to_move(occupant)?;
@@ -311,38 +302,6 @@ impl Inner {
         txn.commit()
     }
 
-    /// Another client removed the pool's copy of an inode that the mount shows. The flush creates it anew if the fast
-    /// pool has what it needs, for a file its whole content. If not, the names are removed.
-    pub(crate) fn lost_in_pool(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
-        let record = txn.record(ino)?;
-        if record.in_pool() || record.links.is_empty() || !record.sent_to.is_empty() {
-            return Ok(());
-        }
-        let known = match record.kind {
-            FileKind::File => record.file.is_whole() || record.file.is_dirty(),
-            FileKind::Symlink => record.target.is_some(),
-            _ => true,
-        };
-        if record.file.is_whole() {
-            txn.modify(ino)?;
-        }
-        if known {
-            return Ok(());
-        }
-        for (parent, name) in txn.record(ino)?.links.clone() {
-            txn.show(parent, &name, None)?;
-            txn.unlink(ino, parent, &name)?;
-            let inner = txn.inner();
-            txn.on_commit(ino, move |_| {
-                inner.report_conflict(format!(
-                    "{}: removed in the pool, but renamed or linked here before its content was",
-                    name.escape_ascii()
-                ));
-            })?;
-        }
-        Ok(())
-    }
-
     async fn link_to(
         self: &Arc<Self>,
         parent: Ino,
@@ -390,14 +349,14 @@ impl Inner {
         };
         let aside = self.name_aside(occupant);
         let link: Link = (parent, name.into());
-        let _exclusive = self.flusher.moves.write().await;
+        let _exclusive = self.pool_calls.moves.write().await;
         let node = self.node(occupant)?;
         let _lock = node.flush.lock().await;
         if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent)? || self.is_in_doubt(occupant)? {
             // Another step changed the name first: the caller looks again.
             return Ok(());
         }
-        let what = SentWhat::Moved { from: link.clone() };
+        let what = PendingChange::Moved { from: link.clone() };
         if !self.about_to_send(&(parent, aside.as_slice().into()), occupant, what).await? {
             return Ok(());
         }
@@ -422,52 +381,6 @@ impl Inner {
 
     fn name_aside(&self, ino: Ino) -> Vec<u8> {
         // Not a reserved name: reserved names belong to the pool.
-        format!("{MOVED_ASIDE}{}-{}", self.node_name, ino.0).into_bytes()
+        format!("{MOVED_ASIDE}{}-{}", self.mount.node_name, ino.0).into_bytes()
     }
-}
-
-/// Notes that a flush changed a name of a directory in the pool. That changed the directory's times there, so the times
-/// that the mount shows are sent again.
-pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    match txn.state_at_once(dir) {
-        // Another client removed the directory: it has no times to send.
-        Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
-        state => state?.names.flushed += 1,
-    }
-    let record = txn.record(dir)?;
-    // The mount does not show the times of a removed directory.
-    record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
-    Ok(())
-}
-
-/// Takes the version after a change of names. Only the change time in it is different, unless another client changed
-/// the object, too.
-pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
-    let record = txn.record(ino)?;
-    if record.version.as_ref().is_some_and(|known| !known.same_object(&stat.version)) {
-        // Another client put another object there: the next look finds it.
-        return Ok(());
-    }
-    match (&record.version, record.kind) {
-        (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
-        _ => {
-            record.version = Some(stat.version.clone());
-            txn.take_access(ino, stat)?;
-            // Not for a directory: its new name says nothing of the names in it.
-            if stat.kind != FileKind::Directory {
-                txn.on_commit(ino, |state| state.validated = Some(std::time::Instant::now()))?;
-            }
-        }
-    }
-    txn.record(ino)?.count_links(stat);
-    note_object(txn, ino, stat);
-    Ok(())
-}
-
-pub(super) async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
-    let mut guards = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        guards.push(node.flush.lock().await);
-    }
-    guards
 }

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, PoolPath, Result, SetAttrs, Side, Stat, Version};
 use forebay_cache::{Stamp, is_open_elsewhere};
-use forebay_catalog::{InodeRecord, SentWhat};
+use forebay_catalog::{InodeRecord, PendingChange};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::super::coherence::PoolChange;
+use super::super::pool_calls::PoolChange;
 use super::super::{Inner, Ino, Txn};
-use super::apply::note_name_flushed;
-use super::conflict::look_again;
 use super::create::settle_attrs;
+use super::in_doubt::note_name_flushed;
 use super::reconcile::is_news_of_parents;
 use super::refused::mode_without;
 use super::upload::Uploaded;
 use crate::node::Node;
+use crate::pool_calls::look_again;
 
 /// How often an upload is tried while other clients change the file, and how often attributes are sent.
 const ATTEMPTS: u32 = 3;
@@ -43,7 +43,7 @@ impl Inner {
                         format!("inode {ino} has no way to the pool"),
                     ));
                 }
-                self.place(parent, &name).await?;
+                self.reconcile_name(parent, &name).await?;
                 continue;
             }
             if !record.has_names() && ino != Ino::ROOT {
@@ -106,7 +106,7 @@ impl Inner {
                 self.learn_attrs(ino).await?;
                 self.known_xattrs(ino).await?;
             }
-            let _moves = self.flusher.moves.read().await;
+            let _moves = self.pool_calls.moves.read().await;
             let _lock = node.flush.lock().await;
             let record = self.record_of(ino)?;
             if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino)? {
@@ -326,7 +326,7 @@ impl Inner {
         if let (true, Some((parent, name))) = (moves_version, record.pool_link()) {
             // The times change the version, which must be known again after a crash.
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
-            let what = SentWhat::Content { size, mtime: record.mtime };
+            let what = PendingChange::Content { size, mtime: record.mtime };
             if !self.about_to_send(&(*parent, name.clone()), ino, what).await? {
                 return Ok(());
             }

@@ -5,19 +5,16 @@
 //! conflict, whichever client wrote them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
-use forebay_catalog::ListingState;
 use forebay_policy::ConflictPolicy;
 use forebay_system::clock::unix_now;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn};
+use crate::pool_calls::look_again;
 
-/// Conflicts that are remembered for `status`.
-const REMEMBERED: usize = 1000;
 /// The longest name that Linux takes, in bytes.
 const NAME_MAX: usize = 255;
 
@@ -110,7 +107,7 @@ impl Inner {
         ));
         self.tell_kernel_name(parent, name);
         self.tell_kernel_name(parent, &copy);
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
         Ok(())
     }
 
@@ -118,7 +115,7 @@ impl Inner {
     async fn free_name(&self, parent: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let now = unix_now();
         for number in 0..1000u32 {
-            let mut suffix = format!(".conflict-{}-{now}", self.node_name);
+            let mut suffix = format!(".conflict-{}-{now}", self.mount.node_name);
             if number > 0 {
                 suffix.push_str(&format!("-{number}"));
             }
@@ -136,28 +133,4 @@ impl Inner {
         }
         Err(Error::new(ErrorKind::Exists, Side::Pool, format!("{}: too many conflicts", name.escape_ascii())))
     }
-
-    pub(super) fn report_conflict(&self, text: String) {
-        tracing::warn!(conflict = text);
-        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
-        let mut conflicts = self.conflicts.lock();
-        if conflicts.len() >= REMEMBERED {
-            conflicts.remove(0);
-        }
-        conflicts.push(text);
-        if let Err(error) = self.catalog.set_meta("conflicts", &*conflicts) {
-            tracing::error!(%error, "the conflict is not in the catalog");
-        }
-    }
-}
-
-/// Makes the next look at a directory ask the pool, however fresh its cached state is: the pool has more names there
-/// than the catalog knew.
-pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    txn.record(dir)?.listing = ListingState::Partly;
-    txn.inner().watches.look_again(dir);
-    let state = txn.state_at_once(dir)?;
-    state.names.listed_at = None;
-    state.names.negative.clear();
-    Ok(())
 }

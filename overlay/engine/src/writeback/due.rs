@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_cache::Stamp;
 use forebay_catalog::{Intent, Lane, Queued};
-use forebay_policy::FlushPolicy;
+use forebay_policy::{FlushPolicy, SettingName, Write};
 use forebay_system::clock::unix_now;
 
 use super::super::{Inner, Ino};
@@ -88,7 +88,7 @@ impl Inner {
             });
         }
         let may_be_written = state.may_be_written();
-        let may_be_inherited = state.quiescence.closed_at.is_none() && self.opened_at.elapsed() < LOOK_AGAIN;
+        let may_be_inherited = state.quiescence.closed_at.is_none() && self.mount.opened_at.elapsed() < LOOK_AGAIN;
         if state.record.file.is_spilled() && !may_be_written && may_be_inherited {
             // After its flush, a program that has it open since before this daemon started could not go on writing it.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
@@ -165,6 +165,17 @@ impl Inner {
             let state = node.state.lock();
             state.record.file.is_dirty() && (state.may_be_written() || state.is_uploaded())
         })
+    }
+
+    /// Returns when and why an intent is going to be flushed, for operators.
+    pub(crate) fn flush_reason(&self, intent: &Intent) -> String {
+        let Some(node) = self.subject_of(intent).and_then(|ino| self.node(ino).ok()) else { return String::new() };
+        let verdict = self.verdict_of(&node);
+        let by = |name: SettingName| {
+            let origin = verdict.origins.get(name as usize).map(ToString::to_string).unwrap_or_default();
+            format!("{name} = {} ({origin})", verdict.policy.value(name))
+        };
+        by(if verdict.policy.write == Write::Back { SettingName::Flush } else { SettingName::Write })
     }
 }
 

@@ -1,23 +1,29 @@
 //! Calls in doubt: what was sent to the pool and never answered, because the call failed or the daemon was killed. A
 //! look at the name resolves the doubt, before anything else is done there.
 //!
-//! Before a call that gives a name of the pool something, or removes the name of a file, the name's record gets what is
-//! sent (`sent`) and the inode gets the name (`sent_to`). The catalog is synced before the call, so the pool is never ahead of it, not even after a
-//! power cut. The commit of the answer removes both. If the call fails or the daemon is killed, both stay. Then the
+//! Before a call that gives a name of the pool something, or removes the name of a file, the call is recorded with the
+//! name (`pending`), and the name with the inode (`pending_at`). The catalog is synced before the call, so the pool is
+//! never ahead of it, not even after a power cut. The commit of the answer removes both. If the call fails or the daemon is killed, both stay. Then the
 //! object's identity, or its size and modification time, tells whether what was sent arrived. Until that is known, the
 //! name is not taken for one that another client made or removed. (A removed directory never gets its name back, so
 //! its removal is not recorded.)
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
-use forebay_catalog::{InodeRecord, Link, NameRecord, SentCall, SentWhat};
+use forebay_catalog::{InodeRecord, Link, NameRecord, PendingCall, PendingChange};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use tokio::sync::MutexGuard;
 
 use super::super::{Inner, Ino, Txn, blocking};
-use super::apply::{lock_all, note_name_flushed, take_version};
-use super::conflict::look_again;
+use crate::node::Node;
+use crate::pool_calls::look_again;
+
+/// Conflicts that are remembered for `status`.
+const REMEMBERED: usize = 1000;
 
 impl Inner {
     /// Finds out where the pool has an inode and the directories above it, if that is in doubt. Returns whether it was.
@@ -42,11 +48,11 @@ impl Inner {
     pub(crate) fn is_in_doubt(&self, ino: Ino) -> Result<bool> {
         let mut unsure = false;
         self.visit_above_in_pool(ino, |_, record| {
-            unsure |= !record.sent_to.is_empty();
+            unsure |= !record.pending_at.is_empty();
             !unsure
         });
         for (parent, name) in self.pool_links_of(ino) {
-            unsure = unsure || !self.catalog.name(parent, &name)?.sent.is_empty();
+            unsure = unsure || !self.catalog.name(parent, &name)?.pending.is_empty();
         }
         Ok(unsure)
     }
@@ -85,7 +91,7 @@ impl Inner {
                     continue;
                 }
                 let Ok(record) = self.record_of(at) else { continue };
-                for (parent, name) in record.sent_to {
+                for (parent, name) in record.pending_at {
                     self.resolve_doubt_once(parent, begun).await?;
                     self.resolve_doubt_of_name(parent, &name).await?;
                 }
@@ -99,17 +105,17 @@ impl Inner {
     pub(super) fn resolve_doubt_of_name<'a>(&'a self, parent: Ino, name: &'a [u8]) -> BoxFuture<'a, Result<()>> {
         async move {
             let record = self.catalog.name(parent, name)?;
-            if record.sent.is_empty() {
+            if record.pending.is_empty() {
                 return Ok(());
             }
-            let _moves = self.flusher.moves.read().await;
-            let nodes = match self.nodes_in_order(record.sent.iter().map(|s| s.ino).chain(record.pool)) {
+            let _moves = self.pool_calls.moves.read().await;
+            let nodes = match self.nodes_in_order(record.pending.iter().map(|s| s.ino).chain(record.pool)) {
                 // An inode is gone: the step that sent it has had its answer meanwhile.
-                Err(_) if self.catalog.name(parent, name)?.sent != record.sent => return Ok(()),
+                Err(_) if self.catalog.name(parent, name)?.pending != record.pending => return Ok(()),
                 nodes => nodes?,
             };
             let _locks = lock_all(&nodes).await;
-            if self.catalog.name(parent, name)?.sent != record.sent {
+            if self.catalog.name(parent, name)?.pending != record.pending {
                 // The step that sent it held the lock, and has had its answer.
                 return Ok(());
             }
@@ -125,7 +131,7 @@ impl Inner {
             };
             let (mut arrived, mut half) = (None, None);
             if let (Some(stat), Ok(path)) = (&stat, &path) {
-                for sent in record.sent.iter().rev() {
+                for sent in record.pending.iter().rev() {
                     if self.arrived(sent, &record, stat, path).await? {
                         arrived = Some((sent, stat));
                         break;
@@ -156,38 +162,38 @@ impl Inner {
                     txn.record(ino)?.version = Some(stat.version.clone());
                 }
                 // If another client removed the object meanwhile, this name was the last one where it could be.
-                for sent in &record.sent {
+                for sent in &record.pending {
                     self.lost_in_pool(&mut txn, sent.ino)?;
                 }
                 return txn.commit();
             };
             tracing::info!(path = %path.unwrap_or_default(), "an interrupted change had reached the pool");
             self.sync_names(parent).await?;
-            if let SentWhat::Moved { from } = &sent.what {
+            if let PendingChange::Moved { from } = &sent.what {
                 self.sync_names(from.0).await?;
             }
             let mut txn = Txn::begin(self);
             // The new name is recorded first: an inode without names in the pool forgets its version.
             txn.pool_has(parent, name, Some(sent.ino))?;
             note_name_flushed(&mut txn, parent)?;
-            if let SentWhat::Moved { from } = &sent.what {
+            if let PendingChange::Moved { from } = &sent.what {
                 txn.pool_lacks(from.0, &from.1, sent.ino)?;
                 note_name_flushed(&mut txn, from.0)?;
             }
             match sent.what {
-                SentWhat::Content { .. } => {
+                PendingChange::Content { .. } => {
                     let record = txn.record(sent.ino)?;
                     record.version = Some(stat.version.clone());
                     record.occupied_in_pool = stat.occupied;
                     record.count_links(stat);
                 }
                 // It is certain that the object exists, but not that it got all of its attributes.
-                SentWhat::Made { .. } => {
+                PendingChange::Made { .. } => {
                     let record = txn.record(sent.ino)?;
                     record.version = Some(stat.version.clone());
                     all_attrs_differ(record);
                 }
-                SentWhat::Moved { .. } | SentWhat::Linked | SentWhat::Removed => {
+                PendingChange::Moved { .. } | PendingChange::Linked | PendingChange::Removed => {
                     take_version(&mut txn, sent.ino, stat)?;
                 }
             }
@@ -197,7 +203,7 @@ impl Inner {
     }
 
     /// Whether what the pool has under a name is what was sent there.
-    async fn arrived(&self, sent: &SentCall, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
+    async fn arrived(&self, sent: &PendingCall, name: &NameRecord, stat: &Stat, path: &PoolPath) -> Result<bool> {
         let record = self.record_of(sent.ino)?;
         let before = match name.pool {
             Some(before) => self.record_of(before)?.version.map(|version| (before, version)),
@@ -211,16 +217,16 @@ impl Inner {
             is_unchanged = version == stat.version || (is_before && before != sent.ino);
         }
         Ok(match &sent.what {
-            SentWhat::Content { .. } if is_unchanged => false,
-            SentWhat::Content { size, mtime } => {
+            PendingChange::Content { .. } if is_unchanged => false,
+            PendingChange::Content { size, mtime } => {
                 let granularity = self.pool.capabilities().time_granularity_ns;
                 stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
             }
-            SentWhat::Moved { .. } | SentWhat::Linked => record.is_object(stat),
-            SentWhat::Made { .. } if is_before || record.kind != stat.kind => false,
+            PendingChange::Moved { .. } | PendingChange::Linked => record.is_object(stat),
+            PendingChange::Made { .. } if is_before || record.kind != stat.kind => false,
             // Seen by what is no longer there.
-            SentWhat::Removed => false,
-            &SentWhat::Made { mode, uid, gid } => {
+            PendingChange::Removed => false,
+            &PendingChange::Made { mode, uid, gid } => {
                 // The attributes that it was created with, not those that the overlay gave it since.
                 self.is_as_made(&InodeRecord { mode, uid, gid, ..record }, stat, path).await?
             }
@@ -230,7 +236,7 @@ impl Inner {
     /// Whether the removal of a name was sent, and the pool no longer has the object there.
     fn is_removed(&self, name: &NameRecord, stat: Option<&Stat>) -> Result<bool> {
         let Some(ino) = name.pool else { return Ok(false) };
-        if !name.sent.iter().any(|sent| sent.ino == ino && sent.what == SentWhat::Removed) {
+        if !name.pending.iter().any(|sent| sent.ino == ino && sent.what == PendingChange::Removed) {
             return Ok(false);
         }
         let record = self.record_of(ino)?;
@@ -238,8 +244,8 @@ impl Inner {
     }
 
     /// Whether the pool's file under a name has several names and was being written in place when the answer was lost.
-    async fn is_half_written(&self, sent: &SentCall, stat: &Stat, path: &PoolPath) -> Result<bool> {
-        let SentWhat::Content { size, mtime } = sent.what else { return Ok(false) };
+    async fn is_half_written(&self, sent: &PendingCall, stat: &Stat, path: &PoolPath) -> Result<bool> {
+        let PendingChange::Content { size, mtime } = sent.what else { return Ok(false) };
         let same = self.record_of(sent.ino)?.version.is_some_and(|v| v.same_object(&stat.version));
         if !same || stat.nlink < 2 || !self.pool.capabilities().objects.xattrs {
             return Ok(false);
@@ -265,15 +271,15 @@ impl Inner {
     /// Records what is about to be sent to a name; the record survives a power cut when this returns. The caller holds
     /// the flush lock of the inode. Returns `false` if the name belongs to another inode by now, or something else is
     /// in flight to it: then nothing may be sent.
-    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: SentWhat) -> Result<bool> {
+    pub(super) async fn about_to_send(&self, at: &Link, ino: Ino, what: PendingChange) -> Result<bool> {
         {
             let mut txn = Txn::begin(self);
             let name = txn.name(at.0, &at.1)?;
-            let anothers = name.here_ino().is_some_and(|here| here != ino) || name.sent.iter().any(|s| s.ino != ino);
+            let anothers = name.here_ino().is_some_and(|here| here != ino) || name.pending.iter().any(|s| s.ino != ino);
             if anothers && name.pool != Some(ino) {
                 return Ok(false);
             }
-            txn.send(at.0, &at.1, SentCall { ino, what })?;
+            txn.send(at.0, &at.1, PendingCall { ino, what })?;
             txn.commit()?;
         }
         self.sync_written().await?;
@@ -284,6 +290,62 @@ impl Inner {
     pub(super) async fn sync_written(&self) -> Result<()> {
         let catalog = self.catalog.clone();
         blocking(move || catalog.sync_written()).await
+    }
+
+    /// Another client removed the pool's copy of an inode that the mount shows. The flush creates it anew if the fast
+    /// pool has what it needs, for a file its whole content. If not, the names are removed.
+    pub(crate) fn lost_in_pool(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
+        let record = txn.record(ino)?;
+        if record.in_pool() || record.links.is_empty() || !record.pending_at.is_empty() {
+            return Ok(());
+        }
+        let known = match record.kind {
+            FileKind::File => record.file.is_whole() || record.file.is_dirty(),
+            FileKind::Symlink => record.target.is_some(),
+            _ => true,
+        };
+        if record.file.is_whole() {
+            txn.modify(ino)?;
+        }
+        if known {
+            return Ok(());
+        }
+        for (parent, name) in txn.record(ino)?.links.clone() {
+            txn.show(parent, &name, None)?;
+            txn.unlink(ino, parent, &name)?;
+            let inner = txn.inner();
+            txn.on_commit(ino, move |_| {
+                inner.report_conflict(format!(
+                    "{}: removed in the pool, but renamed or linked here before its content was",
+                    name.escape_ascii()
+                ));
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
+        Ok(self.node(ino)?.state.lock().record.clone())
+    }
+
+    pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {
+        let mut inos: Vec<Ino> = inos.collect();
+        inos.sort();
+        inos.dedup();
+        inos.into_iter().map(|ino| self.node(ino)).collect()
+    }
+
+    pub(crate) fn report_conflict(&self, text: String) {
+        tracing::warn!(conflict = text);
+        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
+        let mut conflicts = self.flusher.conflicts.lock();
+        if conflicts.len() >= REMEMBERED {
+            conflicts.remove(0);
+        }
+        conflicts.push(text);
+        if let Err(error) = self.catalog.set_meta("conflicts", &*conflicts) {
+            tracing::error!(%error, "the conflict is not in the catalog");
+        }
     }
 }
 
@@ -308,4 +370,50 @@ fn lets_in_as_many(theirs: &Stat, ours: &InodeRecord) -> bool {
     let grants = |bits: u32| theirs.mode & bits == bits;
     let owner = theirs.uid == ours.uid || grants(OTHERS) || (theirs.gid == ours.gid && grants(GROUP));
     owner && ours.mode & !theirs.mode & WRITE == 0
+}
+
+pub(super) async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
+    let mut guards = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        guards.push(node.flush.lock().await);
+    }
+    guards
+}
+
+/// Notes that a flush changed a name of a directory in the pool. That changed the directory's times there, so the times
+/// that the mount shows are sent again.
+pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+    match txn.state_at_once(dir) {
+        // Another client removed the directory: it has no times to send.
+        Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
+        state => state?.names.flushed += 1,
+    }
+    let record = txn.record(dir)?;
+    // The mount does not show the times of a removed directory.
+    record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
+    Ok(())
+}
+
+/// Takes the version after a change of names. Only the change time in it is different, unless another client changed
+/// the object, too.
+pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
+    let record = txn.record(ino)?;
+    if record.version.as_ref().is_some_and(|known| !known.same_object(&stat.version)) {
+        // Another client put another object there: the next look finds it.
+        return Ok(());
+    }
+    match (&record.version, record.kind) {
+        (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
+        _ => {
+            record.version = Some(stat.version.clone());
+            txn.take_access(ino, stat)?;
+            // Not for a directory: its new name says nothing of the names in it.
+            if stat.kind != FileKind::Directory {
+                txn.on_commit(ino, |state| state.validated = Some(std::time::Instant::now()))?;
+            }
+        }
+    }
+    txn.record(ino)?.count_links(stat);
+    txn.note_object(ino, stat);
+    Ok(())
 }

@@ -69,7 +69,7 @@ impl Inner {
     /// Makes what the pool has under a name equal to what the mount shows, after the names that come first.
     ///
     /// The chain of waiting names is a list, not recursive calls: a removed tree may have any depth.
-    pub fn place<'a>(self: &'a Arc<Self>, parent: Ino, name: &'a [u8]) -> BoxFuture<'a, Result<()>> {
+    pub fn reconcile_name<'a>(self: &'a Arc<Self>, parent: Ino, name: &'a [u8]) -> BoxFuture<'a, Result<()>> {
         async move {
             let mut chain = vec![BlockedName::new((parent, name.into()))];
             let (mut stuck, mut looked) = (0, false);
@@ -292,15 +292,11 @@ impl Inner {
         for ino in [record.here_ino(), record.pool].into_iter().flatten() {
             settled |= self.resolve_doubt(ino).await?;
         }
-        if !record.sent.is_empty() {
+        if !record.pending.is_empty() {
             self.resolve_doubt_of_name(parent, name).await?;
             settled = true;
         }
         Ok(settled)
-    }
-
-    pub(crate) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
-        Ok(self.node(ino)?.state.lock().record.clone())
     }
 }
 

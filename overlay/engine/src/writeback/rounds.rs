@@ -18,8 +18,7 @@ use tokio::task::JoinSet;
 
 use super::due::{Due, LOOK_AGAIN, look_again_in};
 use super::{CONCURRENCY, Failed};
-use crate::Ino;
-use crate::{Inner, Txn, blocking};
+use crate::{Inner, Ino, Txn, blocking};
 
 /// Rounds that run at the same time.
 const ROUNDS: usize = 8;
@@ -114,7 +113,7 @@ impl Inner {
     /// Notes that another policy is in force: all entries get their times anew.
     pub(crate) fn policy_changed(&self) {
         self.flusher.calls.lock().policy_changed = true;
-        self.flush_bell.notify_one();
+        self.flusher.bell.notify_one();
     }
 
     /// Returns why rounds made no progress, file by file.
@@ -131,7 +130,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
     loop {
         if inner.policy().uniform().is_some_and(|policy| policy.flush() == FlushPolicy::Manual) {
             // Nothing becomes due by itself until another policy is in force.
-            inner.flush_bell.notified().await;
+            inner.flusher.bell.notified().await;
             continue;
         }
         let wait = match rounds.begin(&inner, &mut running).await {
@@ -161,7 +160,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
                     tracing::error!(%error, "a flush round ended early");
                 }
             },
-            () = inner.flush_bell.notified() => {}
+            () = inner.flusher.bell.notified() => {}
             () = inner.catalog.queued(), if !something => {}
             () = tokio::time::sleep(wait.unwrap_or(LOOK_EVERY)), if something => {}
         }

@@ -3,18 +3,16 @@
 //! Else a pool that loses power could forget a name whose file is clean in the catalog. Until then the record of what
 //! was sent stays. So after a power cut of this machine, too, the flush looks for it and sends it again.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use forebay_backends::{ErrorKind, Result};
+use forebay_cache::group_commit::{GroupCommit, Served};
 
 use super::super::{Inner, Ino};
 
 /// Syncs of one directory. One sync serves all callers that wait at the same time.
 #[derive(Debug, Default)]
 pub(crate) struct NamesSync {
-    asked: AtomicU64,
-    /// How many of the requests were served.
-    done: tokio::sync::Mutex<u64>,
+    commits: GroupCommit,
+    served: tokio::sync::Mutex<Served>,
 }
 
 impl Inner {
@@ -35,14 +33,11 @@ impl Inner {
     async fn sync_names_of(&self, dir: Ino) -> Result<()> {
         let (node, path) = (self.node(dir)?, self.pool_path(dir)?);
         let sync = &node.names_sync;
-        let mine = sync.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut done = sync.done.lock().await;
-        if *done >= mine {
-            return Ok(());
-        }
-        let covers = sync.asked.load(Ordering::SeqCst);
+        let turn = sync.commits.ask();
+        let mut served = sync.served.lock().await;
+        let Some(waiting) = sync.commits.begin(turn, &served) else { return Ok(()) };
         self.ask(self.pool.sync_dir(&path)).await.map_err(|e| e.context(path))?;
-        *done = covers;
+        served.serve(waiting);
         Ok(())
     }
 }

@@ -14,9 +14,8 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, Expected, Piece, Pieces, PoolPath, Result, Side, Stat, Time};
-use forebay_cache::Content;
-use forebay_cache::{CHUNK_BYTES, ContentId, Stamp, is_open_elsewhere};
-use forebay_catalog::{InodeRecord, Link, SentWhat, XattrChanges, Xattrs};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, Stamp, is_open_elsewhere};
+use forebay_catalog::{InodeRecord, Link, PendingChange, XattrChanges, Xattrs};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 
@@ -87,7 +86,7 @@ impl Inner {
                 (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
                 let pieces = self.pieces(content.clone(), frozen, stamp);
                 let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
-                let what = SentWhat::Content { size: sent.size, mtime: sent.mtime };
+                let what = PendingChange::Content { size: sent.size, mtime: sent.mtime };
                 if !self.about_to_send(at, ino, what).await? {
                     return Ok(None);
                 }
@@ -167,7 +166,7 @@ impl Inner {
 
     pub(crate) async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
         let (catalog, content) = (self.catalog.clone(), content.clone());
-        let _turn = self.syncs.acquire().await;
+        let _turn = self.contents.syncs.acquire().await;
         blocking(move || catalog.sync_content(&content, true)).await
     }
 
@@ -268,7 +267,7 @@ impl Inner {
         self.may_send(len).await;
         let units = len.div_ceil(MEMORY_UNIT_BYTES) as u32;
         let _memory = self.memory.acquire_many(units).await.map_err(|_| written_meanwhile())?;
-        let data = self.io.read_at(file.clone(), at, len as usize).await;
+        let data = self.contents.io.read_at(file.clone(), at, len as usize).await;
         let data = data.inspect_err(|error| _ = self.store.note_error(id, error))?;
         if data.len() as u64 != len {
             return Err(written_meanwhile());
@@ -408,7 +407,7 @@ impl Inner {
             while at < stat.size {
                 let end = stat.size.min(at + CHUNK_BYTES);
                 let theirs: Bytes = self.ask(self.pool.read(path, &stat.version, at..end)).await?;
-                let ours = self.io.read_at(content.file.clone(), at, (end - at) as usize).await?;
+                let ours = self.contents.io.read_at(content.file.clone(), at, (end - at) as usize).await?;
                 if theirs != ours {
                     return Ok(None);
                 }

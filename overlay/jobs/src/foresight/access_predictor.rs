@@ -233,8 +233,8 @@ impl AccessPredictor {
 impl Jobs {
     /// Handles an open for reading. `thread`: the thread that opens the file.
     pub fn follow(&self, job: Option<u32>, thread: u32, ino: Ino, opened: &Opened) {
-        let following = &self.inner.foresight.following;
-        if !self.inner.engine.policy().prefetch.online || !(opened.missed || following.awaits(ino)) {
+        let predictor = &self.inner.foresight.access_predictor;
+        if !self.inner.engine.policy().prefetch.online || !(opened.missed || predictor.awaits(ino)) {
             return;
         }
         let reader = match job {
@@ -246,24 +246,24 @@ impl Jobs {
                 Who::Session(session.map_or(0, |session| session.as_raw_nonzero().get().cast_unsigned()))
             }
         };
-        following.tell(PredictorEvent::Opened { reader, ino });
+        predictor.tell(PredictorEvent::Opened { reader, ino });
     }
 }
 
 impl JobsInner {
     /// Follows readers until the mount ends.
     pub(crate) async fn follow_readers(self: Arc<Self>) {
-        let Some(mut queue) = self.foresight.following.queue.lock().take() else { return };
+        let Some(mut queue) = self.foresight.access_predictor.queue.lock().take() else { return };
         let turns = Arc::new(Semaphore::new(AHEAD_REQUESTS));
         let mut events = Vec::new();
         let mut looked = Instant::now();
         // The sender lives as long as the engine; the caller cancels this future.
         loop {
-            let following = &self.foresight.following;
-            let awaits_any = following.awaited_count.load(Ordering::Relaxed) > 0;
+            let predictor = &self.foresight.access_predictor;
+            let awaits_any = predictor.awaited_count.load(Ordering::Relaxed) > 0;
             tokio::select! {
                 _ = queue.recv_many(&mut events, BATCH) => {}
-                () = following.awaiting.notified(), if !awaits_any => continue,
+                () = predictor.awaiting.notified(), if !awaits_any => continue,
                 // To give up files that no reader opened.
                 () = tokio::time::sleep(LOOKS), if awaits_any => {}
             }
@@ -309,18 +309,18 @@ impl JobsInner {
     async fn bring_in_next(self: &Arc<Self>, file: Admitted, turns: &Semaphore) {
         let Admitted { ino, bytes, since } = file;
         let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
-        let following = &self.foresight.following;
+        let predictor = &self.foresight.access_predictor;
         // The reader may have opened the file meanwhile, or have ended.
         let is_awaited = |awaited: &AwaitedFiles| awaited.files.get(&ino).is_some_and(|awaited| awaited.since == since);
-        if !is_awaited(&following.awaited.lock()) {
+        if !is_awaited(&predictor.awaited.lock()) {
             return;
         }
         match self.engine.fetch_ahead(ino, 0..bytes).await {
             Ok(()) => self.engine.count_ahead(bytes),
             Err(error) => {
                 tracing::debug!(%error, %ino, "not fetched ahead");
-                if following.change(|awaited| is_awaited(awaited).then(|| awaited.remove(ino))).is_some() {
-                    following.not_brought_in(ino);
+                if predictor.change(|awaited| is_awaited(awaited).then(|| awaited.remove(ino))).is_some() {
+                    predictor.not_brought_in(ino);
                 }
             }
         }
@@ -328,23 +328,23 @@ impl JobsInner {
 
     /// Returns what to stage and list after some events.
     fn next_files(&self, events: &[PredictorEvent]) -> PrefetchPlan {
-        let following = &self.foresight.following;
-        let mut online = following.online.lock();
+        let predictor = &self.foresight.access_predictor;
+        let mut online = predictor.online.lock();
         let mut next = PrefetchPlan::default();
         for event in events {
             match *event {
                 PredictorEvent::Gone(ino) => {
-                    following.change(|awaited| awaited.remove(ino));
+                    predictor.change(|awaited| awaited.remove(ino));
                     online.wasted(ino.0);
                 }
                 PredictorEvent::Failed(ino) => online.not_staged(ino.0),
                 PredictorEvent::Ended(reader) => {
-                    following.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
+                    predictor.change(|awaited| awaited.take(|awaited| awaited.reader == reader));
                     online.ended(reader);
-                    following.walks.lock().end(reader);
+                    predictor.walks.lock().end(reader);
                 }
                 PredictorEvent::Opened { reader, ino } => {
-                    let was_awaited = following.change(|awaited| awaited.remove(ino));
+                    let was_awaited = predictor.change(|awaited| awaited.remove(ino));
                     if was_awaited.is_some_and(|awaited| awaited.bytes > 0) {
                         self.engine.count_ahead_used();
                     }
@@ -354,7 +354,7 @@ impl JobsInner {
                         continue;
                     }
                     let Some(directory) = self.engine.directory_of(ino) else { continue };
-                    let at = following.since.elapsed();
+                    let at = predictor.since.elapsed();
                     let id = ReaderId { who: reader, opens: OpenedKind::Files };
                     let touch = OpenEvent { reader: id, directory: directory.0, file: ino.0, at };
                     let suggestions = online.touched(&touch, &mut |dir| self.siblings(Ino(dir), &mut next.unlisted));
@@ -391,7 +391,7 @@ impl JobsInner {
         if wanted.is_empty() {
             return Vec::new();
         }
-        let following = &self.foresight.following;
+        let predictor = &self.foresight.access_predictor;
         let now = Instant::now();
         let mut candidates = Vec::new();
         let mut seen = HashSet::new();
@@ -401,7 +401,7 @@ impl JobsInner {
                 continue;
             }
             // The reader that awaits it already may be nearer to it.
-            if following.awaits(wanted.ino) {
+            if predictor.awaits(wanted.ino) {
                 tell(wanted.ino, true);
                 continue;
             }
@@ -421,7 +421,7 @@ impl JobsInner {
             * pool_share) as u64;
         let room = self.room_for_followed().min(limit);
         let of = |candidate: &StagingCandidate| &wanted[candidate.file as usize];
-        following.change(|awaited| {
+        predictor.change(|awaited| {
             if awaited.files.len() + candidates.len() > AWAITED_MAX {
                 candidates.iter().for_each(|candidate| tell(of(candidate).ino, false));
                 return Vec::new();
@@ -446,7 +446,7 @@ impl JobsInner {
 
     /// Returns the bytes that files staged for followed readers may take, as of a short while ago.
     pub(super) fn room_for_followed(&self) -> u64 {
-        let mut room = self.foresight.following.room.lock();
+        let mut room = self.foresight.access_predictor.room.lock();
         if room.at.is_none_or(|at| at.elapsed() >= LOOKS) {
             *room = RoomEstimate { at: Some(Instant::now()), bytes: self.room_ahead().unwrap_or(0) };
         }
@@ -468,8 +468,8 @@ impl JobsInner {
             unlisted.insert(dir);
             return None;
         }
-        let (began, following) = (Instant::now(), &self.foresight.following);
-        if following.listing.lock().is_spent() {
+        let (began, predictor) = (Instant::now(), &self.foresight.access_predictor);
+        if predictor.listing.lock().is_spent() {
             return None;
         }
         let (mut entries, mut seen) = (Vec::new(), 0);
@@ -484,7 +484,7 @@ impl JobsInner {
             }
             Ok(seen < SIBLINGS_MAX)
         });
-        following.listing.lock().spent += began.elapsed();
+        predictor.listing.lock().spent += began.elapsed();
         listed.is_ok().then_some(entries)
     }
 
@@ -502,9 +502,9 @@ impl JobsInner {
 
     /// Gives up awaited files that no reader opened within `PATIENCE`.
     fn give_up_waiting(&self) {
-        let following = &self.foresight.following;
-        let late = following.change(|awaited| awaited.take(|awaited| awaited.since.elapsed() > PATIENCE));
-        let mut online = following.online.lock();
+        let predictor = &self.foresight.access_predictor;
+        let late = predictor.change(|awaited| awaited.take(|awaited| awaited.since.elapsed() > PATIENCE));
+        let mut online = predictor.online.lock();
         for (ino, awaited) in late {
             // A file that was resident anyway cost nothing.
             if awaited.bytes > 0 { online.wasted(ino.0) } else { online.not_staged(ino.0) }

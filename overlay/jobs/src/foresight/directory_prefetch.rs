@@ -139,7 +139,7 @@ impl JobsInner {
     pub(super) fn walk_on(&self, touch: &OpenEvent, online: &mut Online, next: &mut PrefetchPlan) {
         let (reader, directory) = (touch.reader.who, Ino(touch.directory));
         // Never locked during a look-up in the engine.
-        let walks = &self.foresight.following.walks;
+        let walks = &self.foresight.access_predictor.walks;
         let left = walks.lock().of(reader).opens(directory);
         let of = left.and_then(|(left, opened)| Some((opened, self.count_files(left, FILES_MAX)?)));
         if let Some((opened, files)) = of {
@@ -192,11 +192,11 @@ impl JobsInner {
 
     /// Stages the files of a directory and of the directories below it, as far as a reader will need them soon.
     pub(super) async fn bring_in_directory(self: Arc<Self>, next: NextDirectory, turns: &Arc<Semaphore>) {
-        let following = &self.foresight.following;
+        let predictor = &self.foresight.access_predictor;
         if !self.bring_in_below(&next, turns).await {
-            following.not_brought_in(next.directory);
+            predictor.not_brought_in(next.directory);
         }
-        following.walks.lock().is_through(&next);
+        predictor.walks.lock().is_through(&next);
     }
 
     /// Returns whether any file is being staged or was resident.
@@ -207,7 +207,7 @@ impl JobsInner {
             {
                 let Ok(_turn) = turns.acquire().await else { break };
                 // The reader may have entered the directory by now, or have ended.
-                if !self.foresight.following.walks.lock().is_expected(next) {
+                if !self.foresight.access_predictor.walks.lock().is_expected(next) {
                     break;
                 }
                 let inner = self.clone();

@@ -29,7 +29,7 @@ impl JobsInner {
     fn explain(&self, ino: Ino) -> Result<Explanation> {
         let (file, kept) = self.engine.describe(ino)?;
         let ahead = self.foresight.staged_for(ino);
-        let next = self.foresight.following.why(ino);
+        let next = self.foresight.access_predictor.why(ino);
         let why = match (&file.lease_owner, &ahead) {
             (Some(owner), _) => format!("staged for {owner}"),
             (None, Some(why)) => format!("fetched ahead for a running job: {why}"),

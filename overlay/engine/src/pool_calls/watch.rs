@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_backends::Result;
+use forebay_catalog::ListingState;
 use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, Txn};
@@ -64,24 +65,17 @@ pub(crate) struct NameQuery<'a> {
 }
 
 impl Inner {
-    pub(super) fn watch(&self, dir: Ino) -> NameQuery<'_> {
+    pub(crate) fn watch(&self, dir: Ino) -> NameQuery<'_> {
         let watch = Arc::new(NameWatch { dir, seen: Mutex::default() });
-        self.watches.0.lock().push(watch.clone());
-        NameQuery { inner: self, watch, moves: self.dir_moves() }
-    }
-
-    /// Reads the ended moves first, so that a move that begins in between counts as under way.
-    pub(super) fn dir_moves(&self) -> (u64, u64) {
-        let moves = &self.flusher.dir_moves;
-        let ended = moves.1.load(Ordering::SeqCst);
-        (moves.0.load(Ordering::SeqCst), ended)
+        self.pool_calls.watches.0.lock().push(watch.clone());
+        NameQuery { inner: self, watch, moves: self.pool_calls.dir_moves() }
     }
 }
 
 impl NameQuery<'_> {
     /// Returns whether the path of the question led to the directory all the time.
     pub fn path_holds(&self) -> bool {
-        self.moves.0 == self.moves.1 && self.moves == self.inner.dir_moves()
+        self.moves.0 == self.moves.1 && self.moves == self.inner.pool_calls.dir_moves()
     }
 
     /// Returns whether the answer still holds for this name. If a change of the name is under way, the catalog has what
@@ -109,7 +103,7 @@ impl NameQuery<'_> {
 
 impl Drop for NameQuery<'_> {
     fn drop(&mut self) {
-        self.inner.watches.0.lock().retain(|watch| !Arc::ptr_eq(watch, &self.watch));
+        self.inner.pool_calls.watches.0.lock().retain(|watch| !Arc::ptr_eq(watch, &self.watch));
     }
 }
 
@@ -130,7 +124,7 @@ impl<'a> PoolChange<'a> {
     pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
         let mut change = Self { inner, inos: Vec::new(), moves_dir };
         if moves_dir {
-            inner.flusher.dir_moves.0.fetch_add(1, Ordering::SeqCst);
+            inner.pool_calls.dir_moves.0.fetch_add(1, Ordering::SeqCst);
         }
         // An inode that is listed twice counts one call.
         for ino in inos.iter().copied().collect::<HashSet<_>>() {
@@ -144,9 +138,9 @@ impl<'a> PoolChange<'a> {
 impl Drop for PoolChange<'_> {
     fn drop(&mut self) {
         if self.moves_dir {
-            self.inner.flusher.dir_moves.1.fetch_add(1, Ordering::SeqCst);
+            self.inner.pool_calls.dir_moves.1.fetch_add(1, Ordering::SeqCst);
         }
-        self.inner.watches.call_ended(&self.inos);
+        self.inner.pool_calls.watches.call_ended(&self.inos);
         for ino in &self.inos {
             let Ok(node) = self.inner.node(*ino) else { continue };
             let unlinked = {
@@ -162,4 +156,15 @@ impl Drop for PoolChange<'_> {
             }
         }
     }
+}
+
+/// Makes the next look at a directory ask the pool, however fresh its cached state is: the pool has more names there
+/// than the catalog knew.
+pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
+    txn.record(dir)?.listing = ListingState::Partly;
+    txn.inner().pool_calls.watches.look_again(dir);
+    let state = txn.state_at_once(dir)?;
+    state.names.listed_at = None;
+    state.names.negative.clear();
+    Ok(())
 }

@@ -1,10 +1,10 @@
 //! The daemon's own changes of the pool: whether an answer of the pool was given beside one of them, and the wait for
 //! their end.
 
-use forebay_backends::{Error, ErrorKind, Side, Version};
+use forebay_backends::{Error, Side, Version};
 use tokio::time::timeout;
 
-use super::{Age, CONFIRM_WITHIN};
+use super::CONFIRM_WITHIN;
 use crate::Inner;
 use crate::node::{Node, NodeState};
 
@@ -36,7 +36,7 @@ impl QueryStamp {
 impl Inner {
     /// Returns the present moment, for a question about an inode.
     pub fn asked(&self, state: &NodeState) -> QueryStamp {
-        QueryStamp { calls: state.pool_calls, moves: self.dir_moves() }
+        QueryStamp { calls: state.pool_calls, moves: self.pool_calls.dir_moves() }
     }
 
     /// Returns whether the answer to a question that was asked at that moment still holds for the inode.
@@ -46,7 +46,7 @@ impl Inner {
 
     /// Returns whether one of the daemon's own changes explains the error: a flush moved the file, or changed its
     /// version by changing names or attributes.
-    pub(super) fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {
+    pub(crate) fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {
         // Another object, even of another kind, may have the old path, so the error can be of almost any kind.
         let changed = error.side() == Side::Pool && !error.is_unreachable();
         let ours = changed && *left > 0 && !self.still_holds(asked, &node.state.lock());
@@ -56,7 +56,7 @@ impl Inner {
 
     /// Waits, if the daemon is changing the pool's copy of a clean file: the pool's answer counts only afterwards. A move
     /// of a directory, which concerns all files, is not waited for: it may take long.
-    pub(super) async fn await_own_change(&self, node: &Node) {
+    pub(crate) async fn await_own_change(&self, node: &Node) {
         if self.asked(&node.state.lock()).is_object_changing() {
             // If it takes longer, the caller goes on with what is known.
             let _ = timeout(CONFIRM_WITHIN, node.flush.lock()).await;
@@ -69,32 +69,9 @@ impl Inner {
         (self.asked(&state), state.record.version.clone())
     }
 
-    /// Returns whether a question that ended with an error is worth repeating: an own change explains the error, or the
-    /// inode has another version by now.
-    pub async fn ask_again(
-        &self,
-        node: &Node,
-        known: &(QueryStamp, Option<Version>),
-        error: &Error,
-        left: &mut u32,
-    ) -> bool {
-        let (asked, version) = known;
-        if self.is_own_change(node, *asked, error, left) {
-            self.own_change(node).await;
-            return true;
-        }
-        // A flush of attributes, whose answer was lost, made another version of the same bytes, or another client
-        // appended to the file.
-        if *left == 0 || !error.is(ErrorKind::Stale) || node.state.lock().record.file.is_dirty() {
-            return false;
-        }
-        *left -= 1;
-        self.revalidate(node.ino, Age::Now).await.is_ok() && node.state.lock().record.version != *version
-    }
-
     /// Waits until the daemon's own changes of a file have ended and their results are known.
-    pub(super) async fn own_change(&self, node: &Node) {
-        drop(self.flusher.moves.read().await);
+    pub(crate) async fn own_change(&self, node: &Node) {
+        drop(self.pool_calls.moves.read().await);
         drop(node.flush.lock().await);
     }
 }
