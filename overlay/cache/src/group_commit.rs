@@ -1,6 +1,6 @@
 //! Group commit: one of several callers that wait at the same time syncs for all of them.
 //!
-//! A caller asks, then takes the lock that holds [`Served`], and looks whether another caller has served it meanwhile. If
+//! A caller asks, then takes the lock that holds [`ServedTurns`], and looks whether another caller has served it meanwhile. If
 //! not, it syncs, for all who have asked by then. The lock is the caller's: a thread waits for one kind, a task for
 //! another.
 
@@ -14,7 +14,7 @@ pub struct GroupCommit {
 
 /// How many of those who asked were served. The caller's lock holds it.
 #[derive(Debug, Default)]
-pub struct Served(u64);
+pub struct ServedTurns(u64);
 
 /// The place of one caller among those who asked.
 #[derive(Debug, Clone, Copy)]
@@ -33,8 +33,8 @@ impl GroupCommit {
     }
 
     /// Under the lock: returns `None` if another caller has served this one. Otherwise this one syncs, and then calls
-    /// [`Served::serve`] if the sync succeeded.
-    pub fn begin(&self, turn: Turn, served: &Served) -> Option<Waiting> {
+    /// [`ServedTurns::serve`] if the sync succeeded.
+    pub fn begin(&self, turn: Turn, served: &ServedTurns) -> Option<Waiting> {
         (served.0 < turn.0).then(|| self.waiting())
     }
 
@@ -44,7 +44,7 @@ impl GroupCommit {
     }
 }
 
-impl Served {
+impl ServedTurns {
     pub fn serve(&mut self, waiting: Waiting) {
         self.0 = waiting.0;
     }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_sync_serves_who_asked_before_it_began_and_a_failed_one_serves_nobody() {
-        let (commit, mut served) = (GroupCommit::default(), Served::default());
+        let (commit, mut served) = (GroupCommit::default(), ServedTurns::default());
         let (first, second) = (commit.ask(), commit.ask());
         let waiting = commit.begin(first, &served).unwrap();
         let late = commit.ask();
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn what_a_caller_wrote_is_in_the_sync_that_served_it() {
         let commit = GroupCommit::default();
-        let (written, synced) = (AtomicU64::new(0), Mutex::new((Served::default(), 0)));
+        let (written, synced) = (AtomicU64::new(0), Mutex::new((ServedTurns::default(), 0)));
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, Result, Side};
 use parking_lot::Mutex;
 
-use crate::group_commit::{GroupCommit, Served};
+use crate::group_commit::{GroupCommit, ServedTurns};
 
 /// A content file that is open in the daemon, for reading and writing.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Content {
     /// Calls of [`Self::sync`], of data alone and of data with metadata.
     commits: [GroupCommit; 2],
     /// Locked during a call to the kernel.
-    served: Mutex<[Served; 2]>,
+    served: Mutex<[ServedTurns; 2]>,
 }
 
 impl Content {

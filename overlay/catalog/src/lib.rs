@@ -40,7 +40,7 @@ pub use allocations::{AllocationRecord, AllocationState, AllocationWork, Transit
 pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
-use forebay_cache::group_commit::{GroupCommit, Served};
+use forebay_cache::group_commit::{GroupCommit, ServedTurns};
 use forebay_cache::{Content, ContentId, ContentNumbers};
 use ids::IdAllocator;
 pub use ino::Ino;
@@ -106,7 +106,7 @@ pub struct Catalog {
     parts_leave: tokio::sync::Notify,
     /// Calls of [`Self::sync_written`].
     commits: GroupCommit,
-    served: parking_lot::Mutex<Served>,
+    served: parking_lot::Mutex<ServedTurns>,
     /// Content to sync before the write-ahead log.
     first: parking_lot::Mutex<Vec<Arc<Content>>>,
     /// Held until that content is synced, so that no other caller syncs the log before it.

@@ -34,7 +34,8 @@
 //! | `attributes` | attributes: read and changed |
 //! | `namespace` | lookup, create, link, unlink, rename, readdir, file handles |
 //! | `xattrs` | extended attributes and ACLs |
-//! | `staging/paths`, `staging/reporter`, `staging/leases` | the files that a request names; its progress; leases |
+//! | `staging/paths`, `staging/reporter` | the files that a request names; its progress |
+//! | `views/owners`, `staging/leases` | views as owners of leases; leases |
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |
 //! | `quotas/report`, `quotas/staged` | quotas counted anew; reservations of stages |

@@ -16,6 +16,7 @@ mod compare;
 mod lay;
 mod leave;
 mod names_above;
+mod owners;
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
@@ -236,17 +237,6 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Returns whether the leases in this name belong to a view.
-    pub(crate) fn is_view(&self, owner: &str) -> bool {
-        is_view_name(owner) && self.views.known.lock().contains_key(owner)
-    }
-
-    /// Returns whether an owner of leases is a view that is ending, or gone.
-    pub(crate) fn is_view_over(&self, owner: &str) -> bool {
-        let is_there = |record: &ViewRecord| record.phase != ViewPhase::Ending;
-        is_view_name(owner) && !self.views.known.lock().get(owner).is_some_and(is_there)
-    }
-
     fn shown_view(&self, id: &str, record: &ViewRecord) -> Result<View> {
         let record = record.clone();
         Ok(View {
@@ -390,11 +380,6 @@ impl Inner {
         let over = known.iter().filter(|(id, record)| record.phase == ViewPhase::Ending && !laying.contains(*id));
         over.map(|(id, _)| id.clone()).collect()
     }
-}
-
-/// Whether a name is that of a view, which may be gone.
-fn is_view_name(name: &str) -> bool {
-    name.strip_prefix(PREFIX).is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Returns the path of the tree of a view.

@@ -4,7 +4,7 @@
 //! was sent stays. So after a power cut of this machine, too, the flush looks for it and sends it again.
 
 use forebay_backends::{ErrorKind, Result};
-use forebay_cache::group_commit::{GroupCommit, Served};
+use forebay_cache::group_commit::{GroupCommit, ServedTurns};
 
 use super::super::{Inner, Ino};
 
@@ -12,7 +12,7 @@ use super::super::{Inner, Ino};
 #[derive(Debug, Default)]
 pub(crate) struct NamesSync {
     commits: GroupCommit,
-    served: tokio::sync::Mutex<Served>,
+    served: tokio::sync::Mutex<ServedTurns>,
 }
 
 impl Inner {
