@@ -1,27 +1,27 @@
 //! Group commit: one of several callers that wait at the same time syncs for all of them.
 //!
-//! A caller asks, then takes the lock that holds [`ServedTurns`], and looks whether another caller has served it meanwhile. If
-//! not, it syncs, for all who have asked by then. The lock is the caller's: a thread waits for one kind, a task for
-//! another.
+//! A caller asks, then takes the lock that holds [`ServedTurns`], and looks whether another caller has served it
+//! meanwhile. If not, it syncs, for all callers that have asked by then. The lock belongs to the users of this module: a
+//! thread waits for one kind of lock, a task for another.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts who asked.
+/// Counts the callers that asked.
 #[derive(Debug, Default)]
 pub struct GroupCommit {
     asked: AtomicU64,
 }
 
-/// How many of those who asked were served. The caller's lock holds it.
+/// How many of the callers that asked were served. The lock holds it.
 #[derive(Debug, Default)]
 pub struct ServedTurns(u64);
 
-/// The place of one caller among those who asked.
+/// The place of one caller among those that asked.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct Turn(u64);
 
-/// Those who asked before a sync began: it serves them.
+/// The callers that asked before a sync began: it serves them.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct Waiting(u64);
@@ -38,7 +38,7 @@ impl GroupCommit {
         (served.0 < turn.0).then(|| self.waiting())
     }
 
-    /// Returns all who have asked by now.
+    /// Returns all callers that have asked by now.
     pub fn waiting(&self) -> Waiting {
         Waiting(self.asked.load(Ordering::SeqCst))
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sync_serves_who_asked_before_it_began_and_a_failed_one_serves_nobody() {
+    fn a_sync_serves_the_callers_before_it_and_a_failed_one_serves_none() {
         let (commit, mut served) = (GroupCommit::default(), ServedTurns::default());
         let (first, second) = (commit.ask(), commit.ask());
         let waiting = commit.begin(first, &served).unwrap();

@@ -55,8 +55,8 @@ impl Content {
         let waiting = self.commits.each_ref().map(GroupCommit::waiting);
         let synced = if data_only { self.file.sync_data() } else { self.file.sync_all() };
         match &synced {
-            // A sync with metadata serves those who asked for data alone, too.
-            Ok(()) => served.iter_mut().zip(waiting).take(kind + 1).for_each(|(served, who)| served.serve(who)),
+            // A sync with metadata serves the callers that asked for data alone, too.
+            Ok(()) => served.iter_mut().zip(waiting).take(kind + 1).for_each(|(served, callers)| served.serve(callers)),
             Err(error) => failed(error),
         }
         synced

@@ -10,10 +10,10 @@ use super::NameRecord;
 
 /// Number of slots. A name has one slot, by its hash, and is forgotten when another name takes the slot. The number
 /// exceeds the number of threads that create files.
-const PLACES: usize = 64;
+const SLOTS: usize = 64;
 
 pub(super) struct RecentNames {
-    places: [Mutex<RecentSlot>; PLACES],
+    slots: [Mutex<RecentSlot>; SLOTS],
     hashed: RandomState,
 }
 
@@ -26,11 +26,11 @@ struct RecentSlot {
 
 impl RecentNames {
     pub fn new() -> Self {
-        Self { places: std::array::from_fn(|_| Mutex::default()), hashed: RandomState::new() }
+        Self { slots: std::array::from_fn(|_| Mutex::default()), hashed: RandomState::new() }
     }
 
     fn slot(&self, key: &[u8]) -> &Mutex<RecentSlot> {
-        &self.places[self.hashed.hash_one(key) as usize % PLACES]
+        &self.slots[self.hashed.hash_one(key) as usize % SLOTS]
     }
 
     /// Returns the cached record of a name. On a miss, calls `read` and caches the result, unless the name was changed

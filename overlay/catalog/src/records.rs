@@ -125,7 +125,7 @@ pub struct InodeRecord {
     pub links: SmallVec<[Link; 1]>,
     /// Its names in the pool.
     pub pool_links: SmallVec<[Link; 1]>,
-    /// The names whose [`NameRecord::sent`] contains this inode.
+    /// The names whose [`NameRecord::pending`] contains this inode.
     pub pending_at: SmallVec<[Link; 1]>,
     /// The version of the pool's copy: the version of the clean content, or the one that the dirty content is based on.
     /// `None` if the pool has no copy.

@@ -166,12 +166,12 @@ async fn carry_out(
     };
     match request {
         Request::Status => {
-            let status = out.alive_while(pin!(overlay.status()), || overlay.looked_at()).await?;
+            let status = out.alive_while(pin!(overlay.status()), || overlay.scanned()).await?;
             let status = status.ok_or_else(|| stuck(&facts.mountpoint))?;
             out.send(&Reply::Status(Box::new(complete(status, facts)))).await?;
         }
         Request::Overview => {
-            let overview = out.alive_while(pin!(overlay.overview()), || overlay.looked_at()).await?;
+            let overview = out.alive_while(pin!(overlay.overview()), || overlay.scanned()).await?;
             let mut overview = overview.ok_or_else(|| stuck(&facts.mountpoint))?.map_err(Failure::from)?;
             overview.status = complete(overview.status, facts);
             out.send(&Reply::Overview(Box::new(overview))).await?;

@@ -22,6 +22,8 @@ use super::{Inner, Ino, Txn, tiers};
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// How often an epoch is closed. After a power cut, fetched content counts only if its epoch was closed.
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
+/// Counts that are saved in one change.
+const COUNTS: usize = 256;
 /// Files that replaced others are synced one by one if there are no more than these; else after all of the fast pool.
 const SYNCED_EACH: usize = 64;
 
@@ -136,7 +138,10 @@ impl Inner {
     /// Waits until there is something for `sync_now` to do. For one task.
     async fn until_unsynced(&self) {
         let has_work = || {
-            !self.catalog.is_synced() || self.has_uncounted() || self.has_many_open() || self.table.holds_spare_memory()
+            !self.catalog.is_synced()
+                || !self.contents.uncounted.lock().is_empty()
+                || self.has_many_open()
+                || self.table.holds_spare_memory()
         };
         while !has_work() {
             self.catalog.changed().await;
@@ -286,8 +291,30 @@ impl Inner {
             state.content = None;
             self.release_content(ino);
             drop(state);
-            self.not_open(ino);
+            self.note_content_closed(ino);
             drop(node);
+            self.table.drop_idle(ino);
+        }
+        Ok(())
+    }
+
+    /// Saves the byte counts of files that were written and closed.
+    pub(super) fn save_counts(&self) -> Result<()> {
+        let inos: Vec<Ino> = self.contents.uncounted.lock().drain().collect();
+        let saved = inos.chunks(COUNTS).try_for_each(|some| {
+            let mut txn = Txn::begin(self);
+            for ino in some {
+                if self.table.peek(*ino).is_some() {
+                    txn.save_count(*ino)?;
+                }
+            }
+            txn.commit()
+        });
+        if saved.is_err() {
+            self.contents.uncounted.lock().extend(inos);
+            return saved;
+        }
+        for ino in inos {
             self.table.drop_idle(ino);
         }
         Ok(())

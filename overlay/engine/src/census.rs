@@ -49,7 +49,7 @@ pub struct Census {
 
 impl Overlay {
     /// Returns a counter that grows as long as any call of [`Overlay::status`] or [`Overlay::dirty`] makes progress.
-    pub fn looked_at(&self) -> u64 {
+    pub fn scanned(&self) -> u64 {
         self.inner.census.scans.seen.load(Ordering::Relaxed)
     }
 
@@ -87,14 +87,14 @@ impl Overlay {
             return;
         }
         let begun = Instant::now();
-        if let Ok(census) = self.look(|inner| Ok(inner.take_census())).await {
+        if let Ok(census) = self.scan(|inner| Ok(inner.take_census())).await {
             *inner.census.last.lock() = Arc::new(census);
             let pause = PAUSE.max(begun.elapsed() * PAUSE_FACTOR);
             *last = Some(LastCount { change, ended: Instant::now(), pause });
         }
     }
 
-    pub(crate) async fn look<T: Send + 'static>(
+    pub(crate) async fn scan<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -111,7 +111,7 @@ impl Overlay {
 /// The counts of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct CensusState {
-    pub scans: Scans,
+    scans: Scans,
     last: Mutex<Arc<Census>>,
     turn: tokio::sync::Mutex<Option<LastCount>>,
 }

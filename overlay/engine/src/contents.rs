@@ -1,6 +1,7 @@
 //! Content files: opened when they are needed, kept open for a while, and their bytes counted.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -13,16 +14,14 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::inode_change::InodeChange;
-use crate::node::NodeState;
+use crate::node::{Node, NodeState};
 use crate::quotas::{FileOwner, SpaceHolder};
-use crate::{Inner, Ino, Txn};
+use crate::{Inner, Ino};
 
 /// Content files that the daemon keeps open while no program uses them, at most.
 const IDLE_OPEN_CONTENTS_MAX: usize = 16 << 10;
 /// How many of them one more open may examine to close them.
 const TRIM_TRIES: usize = 4;
-/// Counts that are saved in one change.
-const COUNTS: usize = 256;
 /// Syncs of content files that are under way at the same time.
 const SYNCS: usize = 48;
 
@@ -41,7 +40,7 @@ pub(crate) struct ContentFiles {
     /// Inodes whose content file is open in the daemon, least recently used first.
     open: Mutex<lru::LruCache<Ino, ()>>,
     /// Inodes whose byte count is not in the catalog yet, although their last writer is gone.
-    uncounted: Mutex<HashSet<Ino>>,
+    pub uncounted: Mutex<HashSet<Ino>>,
 }
 
 impl ContentFiles {
@@ -60,7 +59,7 @@ impl ContentFiles {
 
 impl Inner {
     /// Returns how many content files may stay open while no program uses them.
-    pub(crate) fn idle_open_contents(&self) -> usize {
+    fn idle_open_contents(&self) -> usize {
         self.contents.open_max.min(IDLE_OPEN_CONTENTS_MAX)
     }
 
@@ -93,13 +92,8 @@ impl Inner {
     }
 
     /// Notes that the daemon has closed a content file.
-    pub fn not_open(&self, ino: Ino) {
+    pub fn note_content_closed(&self, ino: Ino) {
         self.contents.open.lock().pop(&ino);
-    }
-
-    /// Whether the byte count of a file is not in the catalog yet.
-    pub fn has_uncounted(&self) -> bool {
-        !self.contents.uncounted.lock().is_empty()
     }
 
     /// Whether more content files are open than may stay open while idle.
@@ -183,7 +177,7 @@ impl Inner {
     }
 
     /// Returns how many bytes of a file of `size` bytes are resident.
-    pub(crate) fn resident_bytes(&self, node: &crate::node::Node, size: u64) -> Result<u64> {
+    pub(crate) fn resident_bytes(&self, node: &Node, size: u64) -> Result<u64> {
         let mut state = node.state.lock();
         Ok(match state.record.file {
             file if file.is_whole() => size,
@@ -197,7 +191,7 @@ impl Inner {
     }
 
     /// Returns how many bytes of a range are not resident.
-    pub(crate) fn missing_bytes(&self, node: &crate::node::Node, range: std::ops::Range<u64>) -> Result<u64> {
+    pub(crate) fn missing_bytes(&self, node: &Node, range: Range<u64>) -> Result<u64> {
         let mut state = node.state.lock();
         Ok(match state.record.file {
             file if file.is_whole() || file.is_dirty() => 0,
@@ -221,28 +215,6 @@ impl Inner {
     pub(super) fn note_uncounted(&self, ino: Ino) {
         self.contents.uncounted.lock().insert(ino);
         self.catalog.announce_change();
-    }
-
-    /// Saves the byte counts of files that were written and closed.
-    pub(super) fn save_counts(&self) -> Result<()> {
-        let inos: Vec<Ino> = self.contents.uncounted.lock().drain().collect();
-        let saved = inos.chunks(COUNTS).try_for_each(|some| {
-            let mut txn = Txn::begin(self);
-            for ino in some {
-                if self.table.peek(*ino).is_some() {
-                    txn.save_count(*ino)?;
-                }
-            }
-            txn.commit()
-        });
-        if saved.is_err() {
-            self.contents.uncounted.lock().extend(inos);
-            return saved;
-        }
-        for ino in inos {
-            self.table.drop_idle(ino);
-        }
-        Ok(())
     }
 
     /// Returns whether a view shows the present content of a file.

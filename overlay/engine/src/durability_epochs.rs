@@ -13,17 +13,19 @@
 //! Clean content of an open epoch is synced before it is changed, because dirty content is trusted after a power cut.
 //! If its descriptor is younger than its bytes, the whole fast pool is synced.
 
-use std::collections::{BTreeSet, HashMap};
+mod state;
+
+use std::collections::HashMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId};
 use forebay_catalog::InodeRecord;
 use forebay_system::clock::unix_now;
-use parking_lot::Mutex;
 
+pub(crate) use self::state::EpochState;
 use super::{Inner, Ino, Txn};
 use crate::fetch::FetchPriority;
 use crate::node::Node;
@@ -34,21 +36,6 @@ const REPLACED_SHARE: usize = 16;
 const REPLACED_MAX: usize = 256;
 /// Set in the catalog as long as content that a device may have lost is unchecked.
 const IN_DOUBT: &str = "in_doubt";
-
-/// Which fetched content is durable.
-#[derive(Debug, Default)]
-pub(crate) struct EpochState {
-    /// The epoch in which something was fetched last.
-    pub fetched: AtomicU64,
-    /// The last epoch whose content is on the device, closed or not.
-    pub synced: AtomicU64,
-    /// The numbers of bypassed devices whose unsynced clean content was given up.
-    pub left: Mutex<BTreeSet<usize>>,
-    /// Held during a sync of the fast pool: the kernel reports a failure to one caller only.
-    syncing_store: Mutex<()>,
-    /// Held by the caller that syncs files which replaced others, for all that wait for it.
-    syncing_replaced: tokio::sync::Mutex<()>,
-}
 
 impl Inner {
     /// Syncs the fast pool, and closes the open epoch. Content that is fetched meanwhile belongs to the next epoch.
@@ -194,7 +181,7 @@ impl Inner {
 
     /// Fails as long as content of a bypassed device is in doubt: an epoch that is closed then would cover it.
     pub(crate) fn check_left(&self) -> Result<()> {
-        let left = self.epochs.left.lock();
+        let left = self.epochs.left_devices.lock();
         match self.store.bypassed().find(|number| !left.contains(number)) {
             None => Ok(()),
             Some(number) => {

@@ -26,6 +26,7 @@ use tokio::sync::watch;
 use super::coherence::Age;
 use super::pool_calls::OWN_CHANGES;
 use super::{Inner, Ino, Txn};
+use crate::contents::failed;
 use crate::inode_change::InodeChange;
 use crate::node::{Flight, Node};
 pub(crate) use bandwidth_estimator::BandwidthEstimator;
@@ -83,7 +84,7 @@ impl Inner {
         Ok(None)
     }
 
-    /// Makes a range of a file resident. An empty file becomes whole.
+    /// Makes a range of a file resident. An empty range makes an empty file whole.
     ///
     /// # Errors
     /// `NoSpace` if the fast pool has no room, `Stale` if the pool's copy is gone or has another version by now, and
@@ -97,32 +98,43 @@ impl Inner {
         if range.is_empty() {
             return self.complete_empty(node);
         }
-        let rate = match priority {
+        match priority {
             FetchPriority::Demand => {
                 let _reading = self.fetcher.demand.read();
-                return self.fetch_now(node, range).await;
+                self.fetch_now(node, range).await
             }
-            FetchPriority::Ahead(rate) => rate,
-        };
-        let stripe = self.stripe_of(node).await;
-        let mut at = range.start;
-        let pieces = std::iter::from_fn(|| {
-            let from = at;
-            at = range.end.min(self.request_end(stripe, from));
-            (from < at).then_some(from..at)
-        });
-        let bring = |piece: Range<u64>| async {
-            let missing = self.missing_bytes(node, piece.clone())?;
-            if missing == 0 {
-                return Ok(());
-            }
-            if let Some(rate) = rate {
-                rate.pass_in_turn(missing).await;
-            }
-            let _turn = self.fetcher.demand.ahead().await;
-            self.fetch_now(node, piece).await
-        };
-        stream::iter(pieces.map(bring)).buffer_unordered(requests_at_once(stripe)).try_collect().await
+            FetchPriority::Ahead(rate) => self.fetch_behind_readers(node, range, rate).await,
+        }
+    }
+
+    fn fetch_behind_readers<'a>(
+        self: &'a Arc<Self>,
+        node: &'a Arc<Node>,
+        range: Range<u64>,
+        rate: Option<&'a Rate>,
+    ) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let stripe = self.stripe_of(node).await;
+            let mut at = range.start;
+            let pieces = std::iter::from_fn(|| {
+                let from = at;
+                at = range.end.min(self.request_end(stripe, from));
+                (from < at).then_some(from..at)
+            });
+            let bring = |piece: Range<u64>| async {
+                let missing = self.missing_bytes(node, piece.clone())?;
+                if missing == 0 {
+                    return Ok(());
+                }
+                if let Some(rate) = rate {
+                    rate.pass_in_turn(missing).await;
+                }
+                let _turn = self.fetcher.demand.ahead().await;
+                self.fetch_now(node, piece).await
+            };
+            stream::iter(pieces.map(bring)).buffer_unordered(requests_at_once(stripe)).try_collect().await
+        }
+        .boxed()
     }
 
     async fn fetch_now(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<()> {
@@ -137,7 +149,7 @@ impl Inner {
         }
     }
 
-    /// The same for a caller that holds the flush lock, so that no call of this daemon changes the pool's copy
+    /// Fetches a range, for a caller that holds the flush lock, so that no call of this daemon changes the pool's copy
     /// meanwhile.
     pub fn fetch_as_known<'a>(
         self: &'a Arc<Self>,
@@ -291,7 +303,7 @@ impl Inner {
         let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
         // Read under the lock: of two chunks that land together, the one that is counted last includes the other.
-        let occupied = content.file.metadata().map_err(io_failed)?.blocks() * 512;
+        let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
         let is_used = self.store.is_used(id);
         if !of_version || !is_used || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
@@ -365,10 +377,6 @@ fn requests_at_once(stripe: Option<Stripe>) -> usize {
 /// request reads from as few targets as possible.
 fn in_stripe(stripe: Stripe) -> u64 {
     stripe.chunk_bytes.clamp(CHUNK_BYTES, STRIPE_REQUEST_BYTES).next_multiple_of(CHUNK_BYTES)
-}
-
-fn io_failed(error: std::io::Error) -> Error {
-    Error::io(error, Side::Cache, "content file")
 }
 
 fn changed(path: &PoolPath) -> Error {

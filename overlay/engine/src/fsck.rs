@@ -10,8 +10,8 @@ use forebay_backends::{FileKind, Result};
 use forebay_cache::{CHUNK_BYTES, ContentId};
 use forebay_catalog::InodeRecord;
 
-use super::space::eviction::ChosenBy;
 use super::{Inner, Ino, Overlay};
+use crate::counters::ChosenBy;
 
 impl Overlay {
     /// Checks that names, inodes and content files agree, and that clean content has the bytes that were fetched. With
@@ -49,7 +49,7 @@ impl Inner {
             Ok(true)
         })?;
         for (id, bytes) in dangling {
-            let _namespace = self.names.lock.lock();
+            let _namespace = self.names.changes.lock();
             if !self.is_dangling(id)? {
                 continue;
             }
@@ -111,7 +111,7 @@ impl Inner {
         if self.broken_links(ino, record)?.is_empty() {
             return Ok(());
         }
-        let _namespace = self.names.lock.lock();
+        let _namespace = self.names.changes.lock();
         if let Some(record) = self.catalog.inode(ino)? {
             report.problems.extend(self.broken_links(ino, &record)?);
         }
@@ -143,7 +143,7 @@ impl Inner {
     ) -> Result<()> {
         let Some(problem) = self.content_problem(record, id, report)? else { return Ok(()) };
         {
-            let _namespace = self.names.lock.lock();
+            let _namespace = self.names.changes.lock();
             let same = |now: InodeRecord| (now.file, now.version) == (record.file, record.version.clone());
             if !self.catalog.inode(ino)?.is_some_and(same) {
                 return Ok(());

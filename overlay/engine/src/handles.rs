@@ -21,10 +21,10 @@ use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::contents::failed;
+use crate::counters::ReadSource;
 use crate::fetch::FetchPriority;
 use crate::node::{Node, Readahead};
 use crate::space::owner_room::OwnerRoom;
-use crate::status::ReadSource;
 use crate::tiers::device_health::is_of_device;
 pub(crate) use spill::PartsUnderWay;
 

@@ -1,25 +1,29 @@
 //! The engine: catalog, content, fetch, flush, leases and policy behind one interface. It knows neither FUSE
 //! nor command lines, and runs without root, network or mount.
 //!
-//! A module calls the modules above it in this table, and none below: no circle. `tests/tests/tidy.rs` checks it for
-//! calls of methods and functions; types may be used in both directions.
+//! A module calls only modules above it in this table, or before it in its row: there is no circle. `tests/tests/tidy.rs`
+//! checks that for methods of the engine, of its components and of [`Txn`], and for functions. Types may be used in both
+//! directions.
 //!
 //! | module | does |
 //! |---|---|
 //! | `types`, `acl`, `advisor` | what callers see; POSIX ACLs; what the engine asks the `jobs` crate |
+//! | `tasks`, `counters` | work in threads of its own; what is counted for operators |
 //! | `shares`, `quotas` | shares of users; what users and groups hold, and their quotas |
 //! | `node`, `paths` | inodes in memory; inode → path in the overlay and in the pool |
 //! | `mount`, `policies` | what the mount was started with, and what the kernel is told; the policy in force |
-//! | `contents` | content files: opened, kept open, counted |
+//! | `writeback/errors`, `writeback/state`, `durability_epochs/state`, `space/order` | what is known beside the catalog: of the flush, of synced epochs, of the order of eviction |
+//! | `inode_change`, `contents` | one change of one inode; content files: opened, kept open, counted |
 //! | `tiers` | which tier content is in, and what is used enough to be moved |
-//! | `inode_change`, `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
-//! | `set_id`, `attr` | set-id bits of written files; the attributes that the mount shows |
 //! | `pool_calls` | whether the pool answers, and which of its answers count |
+//! | `txn` | one change: copies records, changes them, writes them as one `WriteBatch`, then makes them visible |
+//! | `pool_calls/change`, `rights/news` | own calls that change the pool; rights that changed there |
+//! | `set_id`, `attr` | set-id bits of written files; the attributes that the mount shows |
 //! | `layout` | stripes and storage pools, where the pool has them |
 //! | `decisions` | what the policy says of a file |
 //! | `space/room`, `space/owner_room`, `space` | space in the fast pool: writers that wait, eviction, the hard limit |
 //! | `namespace/depth` | how deep names may be |
-//! | `writeback/sync`, `writeback/in_doubt` | names made durable in the pool; calls to the pool whose answer was lost |
+//! | `writeback/sync`, `writeback/conflict_log`, `writeback/steps`, `writeback/in_doubt` | names made durable in the pool; what all steps of a flush share; calls to the pool whose answer was lost |
 //! | `coherence` | pool → catalog: names, attributes, changes by other clients |
 //! | `policy_facts` | what must be known of a file before its policy can be decided |
 //! | `written_through` | the pool's copy of a file that does not fit into the fast pool |
@@ -28,7 +32,7 @@
 //! | `tiers/device_health`, `tiers/moving`, `tiers/rounds`, `tiers/absent` | devices that fail; moves between tiers; tiers that come and go |
 //! | `views/leave` | a file that a view shows gets another content file before it changes |
 //! | `writeback` | overlay → pool |
-//! | `rights`, `permission` | rights that changed in the pool; what a user may do, for requests that the kernel has not checked |
+//! | `rights`, `permission` | whether the kernel knows the present rights; what a user may do, for requests that the kernel has not checked |
 //! | `ttl` | how long the kernel may cache an answer |
 //! | `handles` | open, read, write, truncate, fallocate, seek, copy; writing through what does not fit |
 //! | `attributes` | attributes: read and changed |
@@ -41,7 +45,7 @@
 //! | `quotas/report`, `quotas/staged` | quotas counted anew; reservations of stages |
 //! | `census`, `status`, `resident_tree` | what operators see |
 //! | `ahead`, `staging` | what the `jobs` crate needs; requests of operators and their progress: stage, flush, evict |
-//! | `policy_changes` | a policy is put into force, its effect is foretold, its decisions are explained |
+//! | `policy_changes`, `job_end` | a policy is put into force, its effect is foretold, its decisions are explained; a job ends |
 //! | `peers` | bytes from other nodes before the pool, and for them |
 //! | `background`, `salvage` | the tasks that run without a request; unflushed content of a catalog that cannot be opened |
 //! | `served`, `stored` | files for front ends without a kernel: read by path; written once, and read while they are resident |
@@ -57,12 +61,14 @@ mod background;
 mod census;
 mod coherence;
 mod contents;
+mod counters;
 mod decisions;
 mod durability_epochs;
 mod fetch;
 mod fsck;
 mod handles;
 mod inode_change;
+mod job_end;
 mod layout;
 mod mount;
 mod namespace;
@@ -86,6 +92,7 @@ mod space;
 mod staging;
 mod status;
 mod stored;
+mod tasks;
 mod tiers;
 mod ttl;
 mod txn;
@@ -122,6 +129,8 @@ pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
 pub use shares::{Shares, UserSlot};
 pub use staging::{parse_path, summary};
 pub use stored::NewFile;
+pub use tasks::blocking;
+pub(crate) use tasks::to_its_end;
 pub(crate) use txn::Txn;
 pub use types::{
     Attr, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
@@ -172,8 +181,7 @@ pub struct Overlay {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// The components of an engine. Each owns its state; `tests/tests/tidy.rs` checks which of them may call which, by the table
-/// at the head of this file.
+/// The components of an engine, each with its state.
 pub(crate) struct Inner {
     pub pool: Arc<dyn Pool>,
     pub catalog: Arc<Catalog>,
@@ -200,7 +208,7 @@ pub(crate) struct Inner {
     pub parts_under_way: handles::PartsUnderWay,
     pub scratch: scratch::ScratchDirs,
     pub views: views::Views,
-    pub counters: status::EngineCounters,
+    pub counters: counters::EngineCounters,
     pub census: census::CensusState,
     pub advisor: OnceLock<Arc<dyn Advisor>>,
     pub peers: OnceLock<Arc<dyn PeerSource>>,
@@ -273,7 +281,7 @@ impl Overlay {
                 parts_under_way: handles::PartsUnderWay::default(),
                 scratch: scratch::ScratchDirs::default(),
                 views: views::Views::default(),
-                counters: status::EngineCounters::default(),
+                counters: counters::EngineCounters::default(),
                 census: census::CensusState::default(),
                 advisor: OnceLock::new(),
                 peers: OnceLock::new(),
@@ -380,19 +388,4 @@ fn claim(catalog: &Catalog, url: &str, fast: &std::path::Path) -> Result<()> {
             format!("fast-pool directory {} caches {have}, not {url}: give another directory", fast.display()),
         )),
     }
-}
-
-/// Runs work that blocks on the disk, outside of the threads that must not wait.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    outcome(tokio::task::spawn_blocking(work).await)
-}
-
-/// Runs work to its end, although its caller may go away meanwhile.
-pub(crate) async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    outcome(tokio::spawn(work).await)
-}
-
-fn outcome<T>(ended: std::result::Result<Result<T>, tokio::task::JoinError>) -> Result<T> {
-    let early = |e| Error::new(ErrorKind::Os(libc::EIO), Side::Cache, format!("a task ended early: {e}"));
-    ended.map_err(early)?
 }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use self::pinned::PinnedNames;
 use crate::{Inner, Ino, KernelCache};
 
+/// What the mount was started with, and what the kernel knows of it.
 pub(crate) struct MountFacts {
     /// The name of this node, for the names of conflicting copies.
     pub node_name: String,

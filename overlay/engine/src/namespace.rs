@@ -30,14 +30,14 @@ const NAME_MAX: usize = 255;
 /// What is known of all names.
 pub(crate) struct Namespace {
     /// Held by [`Txn`] while it changes names.
-    pub lock: Arc<Mutex<()>>,
+    pub changes: Arc<Mutex<()>>,
     hash: order::NameHash,
     deepest: depth::Deepest,
 }
 
 impl Namespace {
     pub fn of(catalog: &Catalog) -> Result<Self> {
-        Ok(Self { lock: Arc::default(), hash: order::NameHash::of(catalog)?, deepest: depth::Deepest::of(catalog)? })
+        Ok(Self { changes: Arc::default(), hash: order::NameHash::of(catalog)?, deepest: depth::Deepest::of(catalog)? })
     }
 }
 

@@ -1,14 +1,12 @@
-//! From inodes to paths, in the overlay and in the pool, and back.
+//! From inodes to paths, in the overlay and in the pool.
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
 use forebay_catalog::{InodeRecord, Link};
 
-use super::{Inner, Ino, Overlay};
+use super::{Inner, Ino};
 
 /// Deeper trees than a path of `PATH_MAX` bytes can name exist; a loop would be damage.
 const MAX_DEPTH: usize = 65_536;
-
-impl Overlay {}
 
 impl Inner {
     /// Returns the path of an inode in the mount, by one of its names, or `None` if it has no name.

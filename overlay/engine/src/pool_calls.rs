@@ -1,5 +1,6 @@
 //! Calls to the pool: whether it answers, and which of its answers count.
 
+mod change;
 mod own_changes;
 mod watch;
 
@@ -12,8 +13,9 @@ use tokio::sync::{Notify, RwLock};
 
 use crate::Inner;
 use crate::node::Node;
+pub(crate) use change::{PoolChange, look_again};
 pub(crate) use own_changes::{OWN_CHANGES, QueryStamp};
-pub(crate) use watch::{NameQuery, PoolChange, Watches, look_again};
+pub(crate) use watch::{NameQuery, Watches};
 
 /// How long the pool may take to confirm cached state. After that, the state is shown unconfirmed.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(1);

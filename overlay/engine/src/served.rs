@@ -12,10 +12,9 @@ use forebay_policy::Consistency;
 use super::coherence::Age;
 use super::namespace::Ask;
 use super::{Content, Inner, Ino, Overlay};
+use crate::counters::{ChosenBy, ReadSource};
 pub use crate::permission::UserGroups;
 use crate::permission::{READ, SEARCH};
-use crate::space::eviction::ChosenBy;
-use crate::status::ReadSource;
 
 /// The most symlinks on one path: Linux's MAXSYMLINKS.
 const SYMLINKS_MAX: u32 = 40;

@@ -20,12 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::coherence::Age;
 use super::namespace::{Arrivals, Ask};
-use super::space::eviction::{ChosenBy, KeepReason};
 use super::writeback::FlushPlan;
 use super::{Inner, Ino, Overlay};
 use crate::Means;
+use crate::counters::ChosenBy;
 use crate::fetch::FetchPriority;
 use crate::quotas::StageUnderWay;
+use crate::space::eviction::KeepReason;
 use leases::Staging;
 pub use paths::parse_path;
 use reporter::{Reporter, reported};

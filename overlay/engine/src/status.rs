@@ -1,11 +1,9 @@
 //! What operators see: from memory and the catalog, never from the pool or the mount.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
 use forebay_api::operator::{
-    ContentState, Counters, DeviceState, DeviceStatus, DirtyFile, Evicted, Evictions, ListedPath, ObjectKind, Overview,
-    PoolState, ReadSources, ServedReads, Status, TierStatus,
+    ContentState, DeviceState, DeviceStatus, DirtyFile, ListedPath, ObjectKind, Overview, PoolState, Status, TierStatus,
 };
 use forebay_api::protocol::API_VERSION;
 use forebay_backends::{FileKind, PoolPath, Result};
@@ -16,119 +14,13 @@ use forebay_system::clock::unix_now;
 use super::census::Census;
 use super::coherence::Age;
 use super::namespace::Ask;
-use super::space::eviction::ChosenBy;
 use super::{Inner, Ino, Overlay};
 use crate::blocking;
-
-#[derive(Debug, Default)]
-pub(crate) struct EngineCounters {
-    pub pool_read_bytes: AtomicU64,
-    pub peer_read_bytes: AtomicU64,
-    pub pool_written_bytes: AtomicU64,
-    pub fetches: AtomicU64,
-    pub opens_resident: AtomicU64,
-    pub opens_absent: AtomicU64,
-    /// Files and bytes, by [`ChosenBy`].
-    evictions: [[AtomicU64; 2]; 5],
-    /// Reads and bytes, by [`ReadSource`].
-    reads: [[AtomicU64; 2]; 3],
-    pub flush_failures: AtomicU64,
-    pub conflicts: AtomicU64,
-    pub flushed_files: AtomicU64,
-    pub read_hits: AtomicU64,
-    pub read_misses: AtomicU64,
-    pub ahead_files: AtomicU64,
-    pub ahead_bytes: AtomicU64,
-    pub ahead_used_files: AtomicU64,
-}
-
-/// Where the bytes of a read that the daemon answers come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReadSource {
-    Fast,
-    Fetched,
-    Direct,
-}
-
-impl EngineCounters {
-    /// Counts a read, if it succeeded.
-    pub fn count_read(&self, source: ReadSource, read: Result<Bytes>) -> Result<Bytes> {
-        if let Ok(data) = &read {
-            count(&self.reads[source as usize], data.len() as u64);
-        }
-        read
-    }
-
-    /// Counts bytes of the fast pool that were sent without being read.
-    pub fn count_sent(&self, bytes: u64) {
-        count(&self.reads[ReadSource::Fast as usize], bytes);
-    }
-
-    pub fn count_eviction(&self, chosen_by: ChosenBy, bytes: u64) {
-        count(&self.evictions[chosen_by as usize], bytes);
-    }
-
-    fn evictions(&self) -> Evictions {
-        let of = |chosen_by: ChosenBy| {
-            let [files, bytes] = pair(&self.evictions[chosen_by as usize]);
-            Evicted { files, bytes }
-        };
-        Evictions {
-            space: of(ChosenBy::Space),
-            tier: of(ChosenBy::Tier),
-            request: of(ChosenBy::Request),
-            policy: of(ChosenBy::Rule),
-            repair: of(ChosenBy::Repair),
-        }
-    }
-
-    fn reads(&self) -> ReadSources {
-        let of = |source: ReadSource| {
-            let [reads, bytes] = pair(&self.reads[source as usize]);
-            ServedReads { reads, bytes }
-        };
-        ReadSources { fast: of(ReadSource::Fast), fetched: of(ReadSource::Fetched), direct: of(ReadSource::Direct) }
-    }
-
-    fn read(&self, pool_retries: u64) -> Counters {
-        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
-        let evictions = self.evictions();
-        Counters {
-            pool_read_bytes: get(&self.pool_read_bytes),
-            peer_read_bytes: get(&self.peer_read_bytes),
-            pool_written_bytes: get(&self.pool_written_bytes),
-            fetches: get(&self.fetches),
-            opens_resident: get(&self.opens_resident),
-            opens_absent: get(&self.opens_absent),
-            evicted_bytes: self.evictions.iter().map(|[_, bytes]| get(bytes)).sum(),
-            flushed_files: get(&self.flushed_files),
-            read_hits: get(&self.read_hits),
-            read_misses: get(&self.read_misses),
-            ahead_files: get(&self.ahead_files),
-            ahead_bytes: get(&self.ahead_bytes),
-            ahead_used_files: get(&self.ahead_used_files),
-            pool_retries,
-            reads: self.reads(),
-            evictions,
-            flush_failures: get(&self.flush_failures),
-            conflicts: get(&self.conflicts),
-        }
-    }
-}
-
-fn count([times, sum]: &[AtomicU64; 2], bytes: u64) {
-    times.fetch_add(1, Ordering::Relaxed);
-    sum.fetch_add(bytes, Ordering::Relaxed);
-}
-
-fn pair([times, bytes]: &[AtomicU64; 2]) -> [u64; 2] {
-    [times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)]
-}
 
 impl Overlay {
     /// Returns the state of the mount. Always answers: it asks neither the pool nor the kernel.
     pub async fn status(&self) -> Status {
-        match self.look(|inner| Ok(inner.status_now())).await {
+        match self.scan(|inner| Ok(inner.status_now())).await {
             Ok(status) => status,
             Err(_) => self.inner.status_now(),
         }
@@ -136,7 +28,7 @@ impl Overlay {
 
     /// Returns everything that the pool does not have yet.
     pub async fn dirty(&self) -> Result<Vec<DirtyFile>> {
-        self.look(Inner::dirty_files).await
+        self.scan(Inner::dirty_files).await
     }
 
     /// Returns what is listed below a path, with the resident bytes of each entry.

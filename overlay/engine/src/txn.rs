@@ -1,6 +1,6 @@
 //! One change of names and inodes: collected, written as one batch, and then made visible in memory.
 
-mod pending;
+mod collected;
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,12 +13,12 @@ use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecor
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-use self::pending::{Edit, PendingState};
+use self::collected::{CollectedState, Edit};
 use crate::node::{Attachment, NodeState};
 use crate::{Inner, Ino};
 
 /// How many unanswered requests the record of one name remembers; older ones are forgotten.
-const SENT_REMEMBERED: usize = 16;
+const PENDING_REMEMBERED: usize = 16;
 
 type Guard<T> = ArcMutexGuard<RawMutex, T>;
 
@@ -54,7 +54,7 @@ impl<'a> Txn<'a> {
             owners: HashMap::new(),
             trash: Vec::new(),
             batch: inner.catalog.batch(),
-            _namespace: Mutex::lock_arc(&inner.names.lock),
+            _namespace: Mutex::lock_arc(&inner.names.changes),
         }
     }
 
@@ -75,7 +75,7 @@ impl<'a> Txn<'a> {
                 let node = self.inner.node(ino)?;
                 let guard = Mutex::lock_arc(&node.state);
                 let record = guard.record.clone();
-                Ok(slot.insert(Edit { guard, node, record, gone: false, pending: PendingState::default() }))
+                Ok(slot.insert(Edit { guard, node, record, gone: false, collected: CollectedState::default() }))
             }
         }
     }
@@ -93,7 +93,7 @@ impl<'a> Txn<'a> {
     /// Changes the state of an inode beside its record as soon as the batch is written. If the write fails, nothing
     /// changes.
     pub fn on_commit(&mut self, ino: Ino, change: impl FnOnce(&mut NodeState) + 'a) -> Result<()> {
-        self.edit(ino)?.pending.changes.push(Box::new(change));
+        self.edit(ino)?.collected.changes.push(Box::new(change));
         Ok(())
     }
 
@@ -166,23 +166,23 @@ impl<'a> Txn<'a> {
     }
 
     /// Records that a change of a name is about to be sent to the pool. Until the answer arrives, the name is in doubt.
-    pub fn send(&mut self, parent: Ino, name: &[u8], sent: PendingCall) -> Result<()> {
+    pub fn send(&mut self, parent: Ino, name: &[u8], call: PendingCall) -> Result<()> {
         let mut record = self.name(parent, name)?;
-        if record.pending.contains(&sent) {
+        if record.pending.contains(&call) {
             return Ok(());
         }
-        if record.pending.len() >= SENT_REMEMBERED {
+        if record.pending.len() >= PENDING_REMEMBERED {
             let oldest = record.pending.remove(0);
             if !record.pending.iter().any(|s| s.ino == oldest.ino) {
                 self.record(oldest.ino)?.pending_at.retain(|(p, n)| *p != parent || **n != *name);
             }
         }
-        let pending_at = &mut self.record(sent.ino)?.pending_at;
+        let pending_at = &mut self.record(call.ino)?.pending_at;
         let link = (parent, name.into());
         if !pending_at.contains(&link) {
             pending_at.push(link);
         }
-        record.pending.push(sent);
+        record.pending.push(call);
         self.set_name(parent, name, record)
     }
 
@@ -212,10 +212,10 @@ impl<'a> Txn<'a> {
             let (parent, name) = &link;
             self.inner.pool_calls.watches.name_changed(*parent, name);
             let mut record = self.name(*parent, name)?;
-            let is_settled = |sent: &PendingCall| sent.ino == ino && sent.what != PendingChange::Removed;
+            let is_settled = |call: &PendingCall| call.ino == ino && call.what != PendingChange::Removed;
             if record.pending.iter().any(is_settled) {
-                record.pending.retain(|sent| !is_settled(sent));
-                if !record.pending.iter().any(|sent| sent.ino == ino) {
+                record.pending.retain(|call| !is_settled(call));
+                if !record.pending.iter().any(|call| call.ino == ino) {
                     self.record(ino)?.pending_at.retain(|to| *to != link);
                 }
                 self.set_name(*parent, name, record)?;
@@ -330,7 +330,7 @@ impl<'a> Txn<'a> {
             edit.record.dirty = Default::default();
             edit.record.dirty_xattrs.clear();
         }
-        edit.pending.drop_content();
+        edit.collected.drop_content();
         if let Some(content) = content {
             self.discard(content, bytes);
         }
@@ -351,7 +351,7 @@ impl<'a> Txn<'a> {
             }
         }
         edit.record.file = edit.record.file.modify(unix_now())?;
-        edit.pending.evictable = Some(None);
+        edit.collected.evictable = Some(None);
         inner.note_modified(ino, &edit.guard);
         Ok(())
     }
@@ -359,7 +359,7 @@ impl<'a> Txn<'a> {
     /// Gives up the clean content of an inode. Returns the bytes that it occupied.
     pub fn give_up(&mut self, ino: Ino) -> Result<u64> {
         let bytes = self.give_up_chosen(ino)?;
-        self.pending(ino)?.evictable = Some(None);
+        self.collected(ino)?.evictable = Some(None);
         Ok(bytes)
     }
 
@@ -371,9 +371,9 @@ impl<'a> Txn<'a> {
         let (file, content) = record.file.evict()?;
         record.file = file;
         self.discard(content, bytes);
-        let pending = self.pending(ino)?;
-        pending.drop_content();
-        pending.evictable = None;
+        let collected = self.collected(ino)?;
+        collected.drop_content();
+        collected.evictable = None;
         Ok(bytes)
     }
 
@@ -388,23 +388,23 @@ impl<'a> Txn<'a> {
         let (file, content) = record.file.flushed_in_parts()?;
         record.file = file;
         self.discard(content, bytes);
-        self.pending(ino)?.drop_content();
+        self.collected(ino)?.drop_content();
         Ok(())
     }
 
-    fn pending(&mut self, ino: Ino) -> Result<&mut PendingState<'a>> {
-        Ok(&mut self.edit(ino)?.pending)
+    fn collected(&mut self, ino: Ino) -> Result<&mut CollectedState<'a>> {
+        Ok(&mut self.edit(ino)?.collected)
     }
 
     /// Gives an inode a new content file without valid bytes.
     pub fn put_content(&mut self, ino: Ino, content: Arc<Content>, residency: ContentRecord) -> Result<()> {
         self.batch.put_content(ContentId(content.id), &residency);
         let edit = self.edit(ino)?;
-        edit.pending.content = Some(Some((content, residency)));
+        edit.collected.content = Some(Some((content, residency)));
         // Content that is about to be fetched is not reported to the eviction policy yet: the policy may remember it
         // from the time before it was evicted.
         if edit.record.file.is_dirty() {
-            edit.pending.evictable = Some(None);
+            edit.collected.evictable = Some(None);
         }
         Ok(())
     }
@@ -420,8 +420,8 @@ impl<'a> Txn<'a> {
         self.batch.put_moved_content(from, ContentId(content.id), &residency)?;
         let edit = self.edit(ino)?;
         let is_clean = !edit.record.file.is_dirty();
-        edit.pending.evictable = Some(is_clean.then_some(residency.bytes));
-        edit.pending.content = Some(Some((content, residency)));
+        edit.collected.evictable = Some(is_clean.then_some(residency.bytes));
+        edit.collected.content = Some(Some((content, residency)));
         Ok(())
     }
 
@@ -429,9 +429,9 @@ impl<'a> Txn<'a> {
     pub fn put_dirty_content(&mut self, ino: Ino, id: ContentId) -> Result<()> {
         let mut residency = self.residency(ino)?;
         self.batch.put_unproven_content(id, &mut residency);
-        let pending = self.pending(ino)?;
-        pending.residency = Some(residency);
-        pending.count_saved = true;
+        let collected = self.collected(ino)?;
+        collected.residency = Some(residency);
+        collected.count_saved = true;
         Ok(())
     }
 
@@ -444,10 +444,10 @@ impl<'a> Txn<'a> {
         residency.epoch = inner.catalog.epoch();
         inner.epochs.fetched.store(residency.epoch, Ordering::Relaxed);
         self.batch.put_unproven_content(id, &mut residency);
-        let pending = self.pending(ino)?;
-        pending.evictable = Some(Some(residency.bytes));
-        pending.residency = Some(residency);
-        pending.count_saved = true;
+        let collected = self.collected(ino)?;
+        collected.evictable = Some(Some(residency.bytes));
+        collected.residency = Some(residency);
+        collected.count_saved = true;
         Ok(())
     }
 
@@ -456,7 +456,7 @@ impl<'a> Txn<'a> {
         let mut residency = self.residency(ino)?;
         if let Some(chunk) = residency.forget_short_chunk(size) {
             self.batch.put_chunk(id, &residency, chunk);
-            self.pending(ino)?.residency = Some(residency);
+            self.collected(ino)?.residency = Some(residency);
         }
         Ok(())
     }
@@ -467,7 +467,7 @@ impl<'a> Txn<'a> {
         let record = self.record(ino)?;
         let (file, content) = record.file.pool_changed()?;
         record.file = file;
-        self.pending(ino)?.drop_content();
+        self.collected(ino)?.drop_content();
         if let Some(content) = content {
             self.discard(content, bytes);
         }
@@ -484,7 +484,7 @@ impl<'a> Txn<'a> {
             let is_open = state.opens.any();
             let residency = inner.residency(state)?.clone();
             self.batch.put_content(id, &residency);
-            self.pending(ino)?.count_saved = !is_open;
+            self.collected(ino)?.count_saved = !is_open;
         }
         Ok(())
     }
@@ -547,7 +547,7 @@ impl<'a> Txn<'a> {
             }
             edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
             edit.guard.record = edit.record;
-            edit.pending.apply(ino, &mut edit.guard, self.inner);
+            edit.collected.apply(ino, &mut edit.guard, self.inner);
             if edit.gone {
                 edit.guard.attachment = Attachment::Deleted;
                 gone.push(ino);

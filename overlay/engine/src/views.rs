@@ -8,7 +8,7 @@
 //! The tree shows the versions that were staged. So content in a view is not changed in place: `leave` gives the file
 //! another content file first. Content that the mount gives up stays in the tree.
 //!
-//! While a view lasts, the kernel may cache the names above it and their attributes for as long as it wants (`pinned`):
+//! While a view lasts, the kernel may cache the names above it and their attributes for as long as it wants (`mount/pinned`):
 //! a name that the kernel has to look up again, and does not find, would take the mount below it away. The daemon looks
 //! at these names itself, and tells the kernel what changed. So the mount of a view outlives the daemon.
 

@@ -4,7 +4,7 @@
 //! first. So changes that cancel out (a file created and removed before its flush) leave nothing to do. A flush that
 //! was interrupted goes on from what the pool has by then: every step first checks whether it was done already.
 //!
-//! Locks: steps that move directories hold `moves` exclusively, all other steps hold it shared. So no upload lands
+//! Locks: steps that move directories hold `pool_calls.moves` exclusively, all other steps hold it shared. So no upload lands
 //! under a path that belongs to another directory by then. Steps on one inode hold its `flush` lock. Neither lock is
 //! held while a step waits for another step that it depends on.
 
@@ -12,14 +12,18 @@ mod apply;
 mod attrs;
 mod clean;
 pub(super) mod conflict;
+mod conflict_log;
 mod create;
 mod due;
+mod errors;
 mod in_doubt;
 mod parts;
 mod rate;
 mod reconcile;
 mod refused;
 pub(super) mod rounds;
+mod state;
+mod steps;
 pub(super) mod sweep;
 pub(crate) mod sync;
 mod upload;
@@ -29,12 +33,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result};
-use forebay_catalog::{Catalog, Intent};
+use forebay_catalog::Intent;
 use forebay_policy::Write;
 use futures::StreamExt;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
+pub(crate) use self::state::Flusher;
 use super::{Inner, Ino};
 pub(crate) use upload::{next_data, written_meanwhile};
 
@@ -42,28 +46,6 @@ pub(crate) use upload::{next_data, written_meanwhile};
 const CONCURRENCY: usize = 16;
 /// Failures of one flush that are logged one by one.
 const LOGGED: usize = 20;
-
-/// State of the flusher that is not in the catalog.
-#[derive(Debug, Default)]
-pub(crate) struct Flusher {
-    /// Notified when something may have to be flushed.
-    pub bell: Notify,
-    /// What operators are told of conflicts.
-    pub conflicts: Mutex<Vec<String>>,
-    pub calls: Mutex<rounds::QueueNotices>,
-    pub stuck: Mutex<rounds::Stuck>,
-    pub rate: rate::UploadRate,
-    pub errors: rounds::Errors,
-    pub refused: refused::RefusedNames,
-    pub uploading: sweep::Uploading,
-}
-
-impl Flusher {
-    pub fn of(catalog: &Catalog) -> Result<Self> {
-        let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
-        Ok(Self { conflicts: Mutex::new(conflicts), ..Self::default() })
-    }
-}
 
 /// What is to be flushed, in the order of the flush.
 #[derive(Debug, Default)]

@@ -36,7 +36,7 @@ impl Inner {
 
     /// Makes a file whole from bytes that came with a listing, if it has no content yet. Returns whether it is whole
     /// now.
-    pub async fn take_in(self: &Arc<Self>, node: &Arc<Node>, version: Version, content: Bytes) -> Result<bool> {
+    async fn take_in(self: &Arc<Self>, node: &Arc<Node>, version: Version, content: Bytes) -> Result<bool> {
         let path = self.pool_path(node.ino)?;
         {
             let state = node.state.lock();

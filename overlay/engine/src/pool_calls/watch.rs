@@ -7,13 +7,10 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use forebay_backends::Result;
-use forebay_catalog::ListingState;
 use parking_lot::Mutex;
 
-use super::super::{Inner, Ino, Txn};
+use super::super::{Inner, Ino};
 
 /// The questions about names that are under way.
 #[derive(Debug, Default)]
@@ -105,66 +102,4 @@ impl Drop for NameQuery<'_> {
     fn drop(&mut self) {
         self.inner.pool_calls.watches.0.lock().retain(|watch| !Arc::ptr_eq(watch, &self.watch));
     }
-}
-
-/// Counts a pool call that changes the pool's copy of an inode, or a directory's names, as under way until it is
-/// dropped.
-pub(crate) struct PoolChange<'a> {
-    inner: &'a Inner,
-    inos: Vec<Ino>,
-    moves_dir: bool,
-}
-
-impl<'a> PoolChange<'a> {
-    pub fn begin(inner: &'a Inner, inos: &[Ino]) -> Result<Self> {
-        Self::begin_any(inner, inos, false)
-    }
-
-    /// `moves_dir`: the paths of everything below a directory change.
-    pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
-        let mut change = Self { inner, inos: Vec::new(), moves_dir };
-        if moves_dir {
-            inner.pool_calls.dir_moves.0.fetch_add(1, Ordering::SeqCst);
-        }
-        // An inode that is listed twice counts one call.
-        for ino in inos.iter().copied().collect::<HashSet<_>>() {
-            inner.node(ino)?.state.lock().pool_calls.0 += 1;
-            change.inos.push(ino);
-        }
-        Ok(change)
-    }
-}
-
-impl Drop for PoolChange<'_> {
-    fn drop(&mut self) {
-        if self.moves_dir {
-            self.inner.pool_calls.dir_moves.1.fetch_add(1, Ordering::SeqCst);
-        }
-        self.inner.pool_calls.watches.call_ended(&self.inos);
-        for ino in &self.inos {
-            let Ok(node) = self.inner.node(*ino) else { continue };
-            let unlinked = {
-                let mut state = node.state.lock();
-                state.pool_calls.1 += 1;
-                state.is_unlinked(*ino) && !state.is_deleted() && !state.opens.any()
-            };
-            if unlinked {
-                let mut txn = Txn::begin(self.inner);
-                if let Err(error) = txn.reap(*ino).and_then(|()| txn.commit()) {
-                    tracing::error!(%error, %ino, "an inode without names is not removed before the next start");
-                }
-            }
-        }
-    }
-}
-
-/// Makes the next look at a directory ask the pool, however fresh its cached state is: the pool has more names there
-/// than the catalog knew.
-pub(crate) fn look_again(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    txn.record(dir)?.listing = ListingState::Partly;
-    txn.inner().pool_calls.watches.look_again(dir);
-    let state = txn.state_at_once(dir)?;
-    state.names.listed_at = None;
-    state.names.negative.clear();
-    Ok(())
 }

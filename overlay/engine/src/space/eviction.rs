@@ -11,6 +11,7 @@ use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 
 use super::super::{Inner, Ino, Txn};
+use crate::counters::ChosenBy;
 use crate::node::{Node, NodeState};
 
 /// Why the content of a file is not evicted.
@@ -46,21 +47,6 @@ impl KeepReason {
             Self::Absent => "there is nothing to evict",
         }
     }
-}
-
-/// What chose content to be evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ChosenBy {
-    /// The order of eviction, because other content needs the space.
-    Space,
-    /// The order of eviction, because the slowest tier is full.
-    Tier,
-    /// An operator.
-    Request,
-    /// A rule that does not keep written content.
-    Rule,
-    /// A check that found damage.
-    Repair,
 }
 
 /// How often a caller evicts content for its bytes: other callers may take what it freed.
@@ -286,7 +272,7 @@ impl Inner {
 
 /// Returns the bytes to evict so that `bytes` more fit below the high watermark, or below the low one if the high one is
 /// passed. `pending` bytes of evicted content are still counted as used.
-pub(crate) fn bytes_to_evict(budget: &SpaceBudget, space: SpacePolicy, pending: u64, bytes: u64) -> u64 {
+fn bytes_to_evict(budget: &SpaceBudget, space: SpacePolicy, pending: u64, bytes: u64) -> u64 {
     let is_high = budget.above(space.high_watermark) > pending;
     let share = if is_high { space.low_watermark } else { space.high_watermark };
     let may_stay = (budget.limit() as f64 * share) as u64;

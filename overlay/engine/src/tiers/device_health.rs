@@ -93,13 +93,13 @@ impl Inner {
     /// durable, and names the unflushed content.
     fn leave_bypassed(self: &Arc<Self>) -> Result<()> {
         let bypassed: Vec<usize> = self.store.bypassed().collect();
-        self.epochs.left.lock().retain(|number| bypassed.contains(number));
+        self.epochs.left_devices.lock().retain(|number| bypassed.contains(number));
         for number in bypassed {
-            if self.epochs.left.lock().contains(&number) {
+            if self.epochs.left_devices.lock().contains(&number) {
                 continue;
             }
             self.leave_device(number)?;
-            self.epochs.left.lock().insert(number);
+            self.epochs.left_devices.lock().insert(number);
         }
         Ok(())
     }

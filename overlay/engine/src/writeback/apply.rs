@@ -7,8 +7,8 @@ use forebay_catalog::{Link, NameRecord, PendingChange};
 
 use super::super::pool_calls::PoolChange;
 use super::super::{Inner, Ino, Txn};
-use super::in_doubt::{lock_all, note_name_flushed, take_version};
 use super::reconcile::{NextStep, ReconcileStep, leads_to_unseen};
+use super::steps::{lock_all, note_name_flushed, take_version};
 use crate::pool_calls::look_again;
 
 /// Prefix of the name under which an object is parked in the pool while other objects take its place.

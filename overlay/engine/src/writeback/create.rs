@@ -6,7 +6,7 @@ use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, PoolPath, Re
 use forebay_catalog::InodeRecord;
 
 use super::super::{Inner, Ino, Txn};
-use super::in_doubt::note_name_flushed;
+use super::steps::note_name_flushed;
 use super::upload::Uploaded;
 
 impl Inner {

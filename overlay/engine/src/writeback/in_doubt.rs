@@ -9,21 +9,15 @@
 //! its removal is not recorded.)
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
 use forebay_catalog::{InodeRecord, Link, NameRecord, PendingCall, PendingChange};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::MutexGuard;
 
 use super::super::{Inner, Ino, Txn, blocking};
-use crate::node::Node;
+use super::steps::{all_attrs_differ, lock_all, note_name_flushed, take_version};
 use crate::pool_calls::look_again;
-
-/// Conflicts that are remembered for `status`.
-const REMEMBERED: usize = 1000;
 
 impl Inner {
     /// Finds out where the pool has an inode and the directories above it, if that is in doubt. Returns whether it was.
@@ -291,74 +285,11 @@ impl Inner {
         let catalog = self.catalog.clone();
         blocking(move || catalog.sync_written()).await
     }
-
-    /// Another client removed the pool's copy of an inode that the mount shows. The flush creates it anew if the fast
-    /// pool has what it needs, for a file its whole content. If not, the names are removed.
-    pub(crate) fn lost_in_pool(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
-        let record = txn.record(ino)?;
-        if record.in_pool() || record.links.is_empty() || !record.pending_at.is_empty() {
-            return Ok(());
-        }
-        let known = match record.kind {
-            FileKind::File => record.file.is_whole() || record.file.is_dirty(),
-            FileKind::Symlink => record.target.is_some(),
-            _ => true,
-        };
-        if record.file.is_whole() {
-            txn.modify(ino)?;
-        }
-        if known {
-            return Ok(());
-        }
-        for (parent, name) in txn.record(ino)?.links.clone() {
-            txn.show(parent, &name, None)?;
-            txn.unlink(ino, parent, &name)?;
-            let inner = txn.inner();
-            txn.on_commit(ino, move |_| {
-                inner.report_conflict(format!(
-                    "{}: removed in the pool, but renamed or linked here before its content was",
-                    name.escape_ascii()
-                ));
-            })?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn record_of(&self, ino: Ino) -> Result<InodeRecord> {
-        Ok(self.node(ino)?.state.lock().record.clone())
-    }
-
-    pub(super) fn nodes_in_order(&self, inos: impl Iterator<Item = Ino>) -> Result<Vec<Arc<Node>>> {
-        let mut inos: Vec<Ino> = inos.collect();
-        inos.sort();
-        inos.dedup();
-        inos.into_iter().map(|ino| self.node(ino)).collect()
-    }
-
-    pub(crate) fn report_conflict(&self, text: String) {
-        tracing::warn!(conflict = text);
-        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
-        let mut conflicts = self.flusher.conflicts.lock();
-        if conflicts.len() >= REMEMBERED {
-            conflicts.remove(0);
-        }
-        conflicts.push(text);
-        if let Err(error) = self.catalog.set_meta("conflicts", &*conflicts) {
-            tracing::error!(%error, "the conflict is not in the catalog");
-        }
-    }
 }
 
 fn same_tick(a: Time, b: Time, granularity_ns: u32) -> bool {
     let ticks = |time: Time| (time.secs, time.nanos / granularity_ns.clamp(1, 1_000_000_000));
     ticks(a) == ticks(b)
-}
-
-pub(super) fn all_attrs_differ(record: &mut InodeRecord) {
-    record.dirty.mode = record.kind != FileKind::Symlink;
-    record.dirty.owner = true;
-    record.dirty.times = true;
-    record.all_xattrs_differ();
 }
 
 /// Whether a directory of the pool admits all users that may have written to ours: its owner, and those whom its mode
@@ -370,50 +301,4 @@ fn lets_in_as_many(theirs: &Stat, ours: &InodeRecord) -> bool {
     let grants = |bits: u32| theirs.mode & bits == bits;
     let owner = theirs.uid == ours.uid || grants(OTHERS) || (theirs.gid == ours.gid && grants(GROUP));
     owner && ours.mode & !theirs.mode & WRITE == 0
-}
-
-pub(super) async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
-    let mut guards = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        guards.push(node.flush.lock().await);
-    }
-    guards
-}
-
-/// Notes that a flush changed a name of a directory in the pool. That changed the directory's times there, so the times
-/// that the mount shows are sent again.
-pub(super) fn note_name_flushed(txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-    match txn.state_at_once(dir) {
-        // Another client removed the directory: it has no times to send.
-        Err(e) if e.is(ErrorKind::Stale) => return Ok(()),
-        state => state?.names.flushed += 1,
-    }
-    let record = txn.record(dir)?;
-    // The mount does not show the times of a removed directory.
-    record.dirty.times |= dir == Ino::ROOT || !record.links.is_empty();
-    Ok(())
-}
-
-/// Takes the version after a change of names. Only the change time in it is different, unless another client changed
-/// the object, too.
-pub(super) fn take_version(txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
-    let record = txn.record(ino)?;
-    if record.version.as_ref().is_some_and(|known| !known.same_object(&stat.version)) {
-        // Another client put another object there: the next look finds it.
-        return Ok(());
-    }
-    match (&record.version, record.kind) {
-        (Some(known), FileKind::File) if !known.same_content(&stat.version) => {}
-        _ => {
-            record.version = Some(stat.version.clone());
-            txn.take_access(ino, stat)?;
-            // Not for a directory: its new name says nothing of the names in it.
-            if stat.kind != FileKind::Directory {
-                txn.on_commit(ino, |state| state.validated = Some(std::time::Instant::now()))?;
-            }
-        }
-    }
-    txn.record(ino)?.count_links(stat);
-    txn.note_object(ino, stat);
-    Ok(())
 }

@@ -13,7 +13,6 @@ use forebay_backends::Result;
 use forebay_catalog::{Intent, Lane, QueueSlot, Queued, Wait};
 use forebay_policy::{FlushPolicy, Priority};
 use forebay_system::descriptors::for_flush;
-use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::due::{Due, LOOK_AGAIN, look_again_in};
@@ -512,32 +511,4 @@ enum QueueDestination {
     /// The pool has it; a program may still change it.
     Held(Duration),
     Failed,
-}
-
-/// The reasons of failed attempts, for operators, of the files that failed last.
-#[derive(Debug)]
-pub(crate) struct Errors(Mutex<lru::LruCache<Ino, String>>);
-
-impl Default for Errors {
-    fn default() -> Self {
-        Self(Mutex::new(lru::LruCache::new(Self::REMEMBERED)))
-    }
-}
-
-impl Errors {
-    const REMEMBERED: std::num::NonZeroUsize = std::num::NonZeroUsize::MIN.saturating_add(4095);
-
-    /// Remembers a file's error. Returns whether it differs from the one before.
-    pub fn note(&self, ino: Ino, error: String) -> bool {
-        let mut errors = self.0.lock();
-        errors.put(ino, error.clone()).is_none_or(|before| before != error)
-    }
-
-    pub fn forget(&self, ino: Ino) {
-        self.0.lock().pop(&ino);
-    }
-
-    pub fn of(&self, ino: Ino) -> Option<String> {
-        self.0.lock().peek(&ino).cloned()
-    }
 }

@@ -16,7 +16,7 @@ pub(super) struct Edit<'a> {
     pub record: InodeRecord,
     /// The commit deletes the record.
     pub gone: bool,
-    pub pending: PendingState<'a>,
+    pub collected: CollectedState<'a>,
 }
 
 /// A change of an inode's state that waits for the commit.
@@ -25,7 +25,7 @@ type Change<'a> = Box<dyn FnOnce(&mut NodeState) + 'a>;
 /// What the commit changes in an inode's state beside its record. Until the batch is written, the state keeps what it
 /// has: a write fails when the device is full.
 #[derive(Default)]
-pub(super) struct PendingState<'a> {
+pub(super) struct CollectedState<'a> {
     /// The content file and the record of its valid bytes; `None` inside: it has none any more.
     pub content: Option<Option<(Arc<Content>, ContentRecord)>>,
     /// The record of the valid bytes of the content file that it has.
@@ -38,7 +38,7 @@ pub(super) struct PendingState<'a> {
     pub changes: Vec<Change<'a>>,
 }
 
-impl PendingState<'_> {
+impl CollectedState<'_> {
     pub fn drop_content(&mut self) {
         (self.content, self.residency) = (Some(None), None);
         self.count_saved = true;

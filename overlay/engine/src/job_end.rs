@@ -1,0 +1,52 @@
+//! The end of a job: what waited for it is flushed, and what was kept for it alone is removed.
+
+use forebay_backends::{ErrorKind, FileKind, Result};
+
+use crate::{Ino, Overlay};
+
+impl Overlay {
+    /// Flushes the files that waited for the end of a job, and removes those that never go to the pool and that no other
+    /// job uses, with the directories that only they were in. `used`: the files that the job used.
+    ///
+    /// # Errors
+    /// Of the first file that could not be removed. The files after it are removed all the same.
+    pub async fn job_ended(&self, used: Vec<Ino>) -> Result<()> {
+        let inner = &self.inner;
+        let mut outcome = Ok(());
+        for ino in used {
+            inner.hasten(ino);
+            let Some(node) = inner.node_unless_gone(ino)? else { continue };
+            let is_file = node.state.lock().record.kind != FileKind::Directory;
+            if !is_file || !inner.is_local(&node) || !inner.advisor().jobs_of(ino).is_empty() {
+                continue;
+            }
+            let links = node.state.lock().record.links.clone();
+            drop(node);
+            for (parent, name) in links {
+                match self.unlink(parent, &name).await {
+                    Ok(()) => inner.tell_kernel_name(parent, &name),
+                    Err(e) if e.is(ErrorKind::NotFound) => {}
+                    Err(e) => outcome = outcome.and(Err(e)),
+                }
+                outcome = outcome.and(self.remove_empty_local(parent).await);
+            }
+        }
+        inner.flusher.bell.notify_one();
+        outcome
+    }
+
+    /// Removes a directory that never goes to the pool, if it is empty, and then those above it.
+    async fn remove_empty_local(&self, mut dir: Ino) -> Result<()> {
+        loop {
+            let Some(node) = self.inner.node_unless_gone(dir)? else { return Ok(()) };
+            let link = node.state.lock().record.links.first().cloned();
+            let (true, Some((parent, name))) = (self.inner.is_local(&node), link) else { return Ok(()) };
+            match self.rmdir(parent, &name).await {
+                Ok(()) => self.inner.tell_kernel_name(parent, &name),
+                Err(e) if matches!(e.kind(), ErrorKind::NotEmpty | ErrorKind::NotFound) => return Ok(()),
+                Err(e) => return Err(e),
+            }
+            dir = parent;
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Work in tasks and threads of its own.
+
+use forebay_backends::{Error, ErrorKind, Result, Side};
+
+/// Runs work that blocks on the disk, outside of the threads that must not wait.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    outcome(tokio::task::spawn_blocking(work).await)
+}
+
+/// Runs work to its end, although its caller may go away meanwhile.
+pub(crate) async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    outcome(tokio::spawn(work).await)
+}
+
+fn outcome<T>(ended: std::result::Result<Result<T>, tokio::task::JoinError>) -> Result<T> {
+    let early = |e| Error::new(ErrorKind::Os(libc::EIO), Side::Cache, format!("a task ended early: {e}"));
+    ended.map_err(early)?
+}

@@ -1,0 +1,31 @@
+//! What the write-back knows beside the catalog.
+
+use forebay_backends::Result;
+use forebay_catalog::Catalog;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::errors::FlushErrors;
+use super::{rate, refused, rounds, sweep};
+
+/// State of the flusher that is not in the catalog.
+#[derive(Debug, Default)]
+pub(crate) struct Flusher {
+    /// Notified when something may have to be flushed.
+    pub bell: Notify,
+    /// What operators are told of conflicts.
+    pub conflicts: Mutex<Vec<String>>,
+    pub(super) calls: Mutex<rounds::QueueNotices>,
+    pub(super) stuck: Mutex<rounds::Stuck>,
+    pub(super) rate: rate::UploadRate,
+    pub errors: FlushErrors,
+    pub refused: refused::RefusedNames,
+    pub(super) uploading: sweep::Uploading,
+}
+
+impl Flusher {
+    pub fn of(catalog: &Catalog) -> Result<Self> {
+        let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
+        Ok(Self { conflicts: Mutex::new(conflicts), ..Self::default() })
+    }
+}
