@@ -382,6 +382,42 @@ fn what_a_broken_node_says_is_not_believed() {
 }
 
 /// SECURITY 19: "answers no client without the token of the cluster"
+/// SEMANTICS 119: "What a node of a cluster has flushed is seen by programs on the other nodes before `metadata-ttl` has expired
+/// there, unless the announcement is lost."
+#[test]
+fn what_a_node_has_flushed_is_seen_by_the_others_at_once() {
+    let _alone = alone();
+    let server = Versitygw::start();
+    for (name, bytes) in [("changed", "old"), ("removed", "r"), ("moved", "m")] {
+        fs::write(server.files().join(name), bytes).unwrap();
+    }
+    let policy = Some("[default]\nflush = \"manual\"\nmetadata-ttl = \"1h\"\nconsistency = \"ttl:1h\"\n".into());
+    let mounts = nodes(&addresses(2), &Options { policy, ..on(&server) });
+    let (writer, reader) = (&mounts[0], &mounts[1]);
+    let size = |name: &str| fs::metadata(reader.path(name)).ok().map(|meta| meta.len());
+    let names = || {
+        let names =
+            fs::read_dir(reader.path("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(), ["changed", "moved", "removed"]);
+    let sizes = || ["changed", "created", "removed", "moved", "target"].map(size);
+    assert_eq!(sizes(), [Some(3), None, Some(1), Some(1), None]);
+    assert_eq!(fs::read(reader.path("changed")).unwrap(), b"old");
+    fs::write(writer.path("changed"), "changed").unwrap();
+    fs::write(writer.path("created"), "created!").unwrap();
+    fs::remove_file(writer.path("removed")).unwrap();
+    fs::rename(writer.path("moved"), writer.path("target")).unwrap();
+    writer.flush();
+    wait_until("the changes are seen", || sizes() == [Some(7), Some(8), None, None, Some(1)]);
+    assert_eq!(names(), ["changed", "created", "target"]);
+    assert_eq!(fs::read(reader.path("changed")).unwrap(), b"changed");
+    let told = peers(writer);
+    assert!(told.announced >= 4 && told.announcements_lost == 0, "{told:?}");
+}
+
 #[test]
 fn the_door_is_closed_without_the_token_and_bad_requests_are_refused() {
     let _alone = alone();

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use forebay_api::operator::ContentState;
-use forebay_backends::{ErrorKind, Pool, PoolPath};
-use forebay_engine::{Change, Overlay};
+use forebay_backends::{ErrorKind, Pool, PoolPath, Time};
+use forebay_engine::{Change, Overlay, SetTime};
 use forebay_tests::engine::*;
 use forebay_tests::process::wait_until;
 use rustix::fs::{IFlags, ioctl_getflags};
@@ -79,6 +79,25 @@ async fn a_file_whose_writers_are_stopped_can_be_truncated() {
         assert_eq!(attr.size, size);
         overlay.close(ino, true).await.unwrap();
     }
+}
+
+/// `tar`, `rsync` and `cp -p` set the times of a file that they still have open.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_of_a_file_whose_writers_are_stopped_can_be_set() {
+    let fixture = Fixture::new();
+    let overlay = fixture.limited(4 << 20).await;
+    write(&overlay, "a", &"a".repeat(1 << 20)).await.unwrap();
+    let ino = find(&overlay, "a").await;
+    overlay.open_inherited(ino, libc::O_RDWR).await.unwrap();
+    let contents = fixture.fast.path().join("content");
+    wait_until_writers_are_stopped(&contents);
+    let time = Time { secs: 1_000_000_000, nanos: 7 };
+    let change = Change { mtime: Some(SetTime::At(time)), ..Change::default() };
+    let (attr, _) = overlay.setattr(ino, &change, CALLER).await.unwrap();
+    assert_eq!(attr.mtime, time);
+    wait_until_writers_are_stopped(&contents);
+    overlay.close(ino, true).await.unwrap();
+    assert_eq!(overlay.getattr(ino).await.unwrap().0.mtime, time);
 }
 
 /// The same for a program that punches a hole.

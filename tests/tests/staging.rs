@@ -1,14 +1,18 @@
 //! Fetched content: each byte once, with no more requests than needed.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_api::operator::{ContentState, FlushRequest, ListedPath, ReleaseRequest, StageRequest, Summary};
+use forebay_api::views::{ViewPhase, ViewRequest};
 use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
 use forebay_engine::{Ino, Lookup, Options, Overlay, Policy, summary};
+use forebay_system::process::Process;
 use forebay_tests::engine::*;
+use forebay_tests::process::wait_until;
 use futures::future::BoxFuture;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -435,4 +439,30 @@ async fn eviction_stops_at_the_low_watermark() {
     let used = overlay.status().await.used_bytes;
     assert!(used >= 27 * MIB, "{used} bytes are left of {}", 64 * MIB);
     overlay.shutdown().await.unwrap();
+}
+
+/// A client that is killed after it has laid the tree of a view leaves no view, and no lease. One that has mounted it may
+/// end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_whose_client_ends_before_it_has_mounted_it_is_given_up() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    for (dir, is_mounted) in [("mounted", true), ("abandoned", false)] {
+        fixture.mkdir(dir).await;
+        fixture.put(&format!("{dir}/file"), b"content").await;
+        let mut client = Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let request = ViewRequest { path: dir.into(), ..ViewRequest::default() };
+        let view = overlay.begin_view(request, Some(Process::of(client.id()))).await.unwrap();
+        let staged = StageRequest { paths: vec![dir.into()], lease_owner: view.id.clone(), ..StageRequest::default() };
+        assert_eq!(summary(overlay.stage(staged)).await.0.failed, 0);
+        assert_eq!(overlay.lay_view(&view.id, false, true).await.unwrap().phase, ViewPhase::Laid);
+        if is_mounted {
+            overlay.view_is_mounted(&view.id);
+        }
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    let shown = || overlay.views().unwrap().into_iter().map(|view| view.path.to_string()).collect::<Vec<_>>();
+    wait_until("the abandoned view is gone", || shown() == ["mounted"]);
+    assert_eq!(overlay.status().await.leased_bytes, 7);
 }

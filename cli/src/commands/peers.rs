@@ -35,6 +35,9 @@ fn tell(peers: &PeersStatus, output: &Output) {
         bytes(peers.read_bytes),
         bytes(peers.given_bytes),
     ));
+    if peers.announced + peers.announcements_lost > 0 {
+        output.line(format!("changes of the pool: {} told, {} lost", peers.announced, peers.announcements_lost));
+    }
     if !peers.passed_over.is_empty() {
         output.line(format!("passed over: {}", reasons(&peers.passed_over)));
     }

@@ -131,8 +131,10 @@ fn complete(
     if is_short(&stage(&Request::Stage(staging))?) {
         return Ok(None);
     }
-    let laid = answer(entry, ViewVerb::Lay { id: view.id.clone(), allow_copy: terms.allow_copy })?;
+    let lay = ViewVerb::Lay { id: view.id.clone(), allow_copy: terms.allow_copy, awaits_mount: true };
+    let laid = answer(entry, lay)?;
     view_mounts::attach(entry, &laid, terms.namespace_of)?;
+    verb(entry, ViewVerb::Mounted { id: laid.id.clone() })?;
     Ok(Some(laid))
 }
 

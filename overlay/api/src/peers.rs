@@ -22,6 +22,12 @@ pub struct PeersStatus {
     pub given_bytes: u64,
     /// How often a member was passed over since the start, by reason.
     pub passed_over: Vec<(PassOver, u64)>,
+    /// Changes of the pool that other nodes were told of since the start: each counts once for each node.
+    #[serde(default)]
+    pub announced: u64,
+    /// Those that a node was not told of.
+    #[serde(default)]
+    pub announcements_lost: u64,
 }
 
 /// One member of a cluster.

@@ -115,6 +115,13 @@ pub enum ViewVerb {
         /// Copy files that cannot be linked.
         #[serde(default)]
         allow_copy: bool,
+        /// The client mounts it, and says so by [`Self::Mounted`]. If it ends before, the view ends, too.
+        #[serde(default)]
+        awaits_mount: bool,
+    },
+    /// The client has mounted a view. An unknown one is no error.
+    Mounted {
+        id: String,
     },
     List,
     /// Compares a view with the mount, and the mount with the pool before.
@@ -134,7 +141,7 @@ mod tests {
     #[test]
     fn verbs_are_readable_json() {
         let verb: ViewVerb = serde_json::from_str(r#"{"view":"lay","id":"view-3"}"#).unwrap();
-        assert_eq!(verb, ViewVerb::Lay { id: "view-3".into(), allow_copy: false });
+        assert_eq!(verb, ViewVerb::Lay { id: "view-3".into(), allow_copy: false, awaits_mount: false });
         let verb: ViewVerb = serde_json::from_str(r#"{"view":"begin","path":"a/b"}"#).unwrap();
         assert_eq!(verb, ViewVerb::Begin(ViewRequest { path: "a/b".into(), ..ViewRequest::default() }));
     }

@@ -50,11 +50,17 @@ pub(super) struct Forgotten {
 }
 
 impl LostContents {
+    /// Reads all losses. Those of content that has gone are deleted: they were reported after its removal.
     pub fn load(db: &DB) -> Result<Self> {
-        let family = db.cf_handle(cf::LOST).ok_or_else(|| corrupt(cf::LOST))?;
+        let family = |name| db.cf_handle(name).ok_or_else(|| corrupt(name));
+        let (losses, contents) = (family(cf::LOST)?, family(cf::RESIDENCY)?);
         let known = DashMap::new();
-        for item in db.iterator_cf(family, rocksdb::IteratorMode::Start) {
+        for item in db.iterator_cf(losses, rocksdb::IteratorMode::Start) {
             let (key, value) = item.map_err(|e| failed("read the catalog", e))?;
+            if db.get_pinned_cf(contents, &key).map_err(|e| failed("read the catalog", e))?.is_none() {
+                db.delete_cf(losses, &key).map_err(|e| failed("write the catalog", e))?;
+                continue;
+            }
             let lost = decode(&value).map_err(|e| corrupt(cf::LOST).with_source(e))?;
             known.insert(ContentId(id_of(&key)?), lost);
         }
@@ -219,10 +225,13 @@ mod tests {
         catalog.check_kept(id).unwrap();
         catalog.note_lost(id, &eio());
         catalog.note_lost(other, &io::Error::from_raw_os_error(libc::ENOSPC));
+        let removed = ContentId(9);
+        catalog.note_lost(removed, &eio());
         assert_eq!(catalog.check_kept(id).unwrap_err().errno(), libc::EIO);
         drop(catalog);
         let catalog = Catalog::open(&path, Durability::Process).unwrap();
         assert!(catalog.check_kept(other).unwrap_err().to_string().contains("No space left"));
+        assert!(catalog.check_kept(removed).is_ok(), "there is nothing that could be lost");
         let was = catalog.lost(id).unwrap();
         catalog.note_lost(id, &eio());
         let mut batch = catalog.batch();

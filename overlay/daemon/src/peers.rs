@@ -69,13 +69,14 @@ pub fn start(
 ) -> Result<Option<PeerServer>, Failure> {
     let (Some(file), Some(settings)) = (config.peers.clone(), settings) else { return Ok(None) };
     let (address, etcd, own) = (settings.listen, settings.etcd.clone(), settings.own.clone());
-    let peers = Peers::new(config.pool.clone(), settings)
+    let (peers, announcements) = Peers::new(config.pool.clone(), settings)
         .map_err(|why| Failure::new(FailureKind::Other, format!("cannot ask peers: {why}")))?;
     overlay.set_peers(Arc::new(PeerClient(peers.clone())));
     let stop = CancellationToken::new();
     let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
     let ended = stop.clone();
     tokio::spawn(async move { ADDRESS.serve((address, socket), limits::PEER_CONNECTIONS, door, ended).await });
+    tokio::spawn(announcements.send_all(peers.clone(), stop.clone()));
     let in_etcd = etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone())));
     tokio::spawn(follow(file, peers.clone(), stop.clone()));
     Ok(Some(PeerServer { peers, ends: stop.drop_guard(), in_etcd }))

@@ -195,7 +195,8 @@ impl Inner {
         let (kind, mode, atime) = (record.kind, record.mode, record.atime);
         let before = content_now(txn.state(node.ino)?)?;
         if let (true, Some(content)) = (sets_times, &content) {
-            crate::contents::set_times(&content.file, Some(atime), change.mtime.map(at))?;
+            let set = || crate::contents::set_times(&content.file, Some(atime), change.mtime.map(at));
+            self.change_of_stopped(txn.state_at_once(node.ino)?, content, set)?;
         }
         let after = content_now(txn.state(node.ino)?)?;
         if txn.state(node.ino)?.bypass.set_id_since().is_some_and(|since| Some(since) == before) {
@@ -206,7 +207,8 @@ impl Inner {
         let committed = txn.commit();
         if let (true, Err(_), Some(content), Some((_, mtime))) = (sets_times, &committed, &content, before) {
             let mut state = node.state.lock();
-            crate::contents::set_times(&content.file, None, Some(mtime))?;
+            let set = || crate::contents::set_times(&content.file, None, Some(mtime));
+            self.change_of_stopped(&mut state, content, set)?;
             if state.bypass.set_id_since().is_some_and(|since| Some(since) == after) {
                 state.bypass.note_set_id(before);
             }

@@ -30,6 +30,9 @@ pub trait PeerSource: Send + Sync + 'static {
     /// Returns a stream of the bytes of a wish; `None`: the pool must be asked. After an error of the stream, the pool is
     /// asked for what did not come.
     fn stream(&self, wish: PeerWish) -> BoxFuture<'_, Option<ContentStream>>;
+
+    /// Tells the other nodes that this one has changed an object of the pool, or a name. Does not wait, and may be lost.
+    fn announce(&self, path: &PoolPath);
 }
 
 /// What this node has of a range.
@@ -93,6 +96,42 @@ impl Overlay {
             None if !is_confirmed => Err(Error::new(ErrorKind::Timeout, Side::Pool, "the version is not confirmed")),
             loan => Ok(loan),
         }
+    }
+}
+
+impl Overlay {
+    /// Another node has changed an object of the pool, or a name, before `since`. What is in use is looked up in the pool,
+    /// and the kernel is told what changed.
+    ///
+    /// # Errors
+    /// Those of the pool: then the cached state counts for the rest of its time.
+    pub async fn take_announcement(&self, path: &PoolPath, since: Instant) -> Result<()> {
+        let inner = &self.inner;
+        let (Some(parent), Some(name)) = (path.parent(), path.name()) else { return Ok(()) };
+        let Some(dir) = inner.find_known(&parent)? else { return Ok(()) };
+        let is_in_use = |ino| inner.table.peek(ino).is_some() || inner.table.is_known_to_kernel(ino);
+        let shown = || Ok::<_, Error>(inner.catalog.name(dir, name)?.here_ino());
+        let known = shown()?;
+        if let Some(ino) = known.filter(|ino| is_in_use(*ino)) {
+            match inner.revalidate(ino, Age::Since(since)).await {
+                // It has another object by now, or none.
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => other?,
+            }
+        }
+        if known.is_some() && shown()? == known {
+            return Ok(());
+        }
+        if is_in_use(dir) {
+            inner.revalidate(dir, Age::Since(since)).await?;
+            let node = inner.node(dir)?;
+            let mut state = node.state.lock();
+            state.names.negative.remove(name);
+            state.names.listed_at = None;
+            state.kernel.pages_stale = true;
+        }
+        inner.tell_kernel_name(dir, name);
+        Ok(())
     }
 }
 

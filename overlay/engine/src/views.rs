@@ -2,8 +2,8 @@
 //! to content files, mounted read-only over their own path.
 //!
 //! A view is begun, its files are staged with leases in its name, its tree is laid (`lay`), and its client mounts it. It
-//! ends on request, with its job, when its time is over, or if its client ends before the tree is laid. Then the daemon
-//! takes the mounts away that it can see, and removes the tree in the background.
+//! ends on request, with its job, when its time is over, or if its client ends before it has laid and mounted the tree.
+//! Then the daemon takes the mounts away that it can see, and removes the tree in the background.
 //!
 //! The tree shows the versions that were staged. So content in a view is not changed in place: `leave` gives the file
 //! another content file first. Content that the mount gives up stays in the tree.
@@ -51,7 +51,8 @@ const PREFIX: &str = "view-";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ViewRecord {
     phase: ViewPhase,
-    /// The client that stages it; `None` if it is not known. The next daemon ends what is not laid.
+    /// The client that stages and mounts it; `None` if it is not known, or has done so. The next daemon ends what is not
+    /// laid.
     #[serde(skip)]
     maker: Option<Process>,
     path: TypedPath,
@@ -68,12 +69,11 @@ struct ViewRecord {
 }
 
 impl ViewRecord {
-    /// Lets the view end if its time is over, or nobody stages it any more.
+    /// Lets the view end if its time is over, or if its client has ended too early.
     fn note_end(&mut self, now_unix: u64) {
         // A process whose parent has not waited for it still exists.
         let has_ended = |maker: Process| !maker.is_alive() || is_ending(maker.pid);
-        let is_abandoned = self.phase == ViewPhase::Staging && self.maker.is_some_and(has_ended);
-        if is_abandoned || self.expires_unix.is_some_and(|at| at <= now_unix) {
+        if self.maker.is_some_and(has_ended) || self.expires_unix.is_some_and(|at| at <= now_unix) {
             self.phase = ViewPhase::Ending;
         }
     }
@@ -174,12 +174,13 @@ impl Overlay {
         .await
     }
 
-    /// Lays the tree of a view whose files are staged.
+    /// Lays the tree of a view whose files are staged. `awaits_mount`: if its client ends before
+    /// [`Self::view_is_mounted`] is called, the view ends, too.
     ///
     /// # Errors
     /// The view is ended then. `Busy` if a file is not staged, changes, or is not in the pool yet; `CrossDevice` if a
     /// file cannot be linked.
-    pub async fn lay_view(&self, id: &str, allow_copy: bool) -> Result<View> {
+    pub async fn lay_view(&self, id: &str, allow_copy: bool, awaits_mount: bool) -> Result<View> {
         let (inner, id) = (self.inner.clone(), id.to_owned());
         if !inner.views.laying.lock().insert(id.clone()) {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{id} is being laid")));
@@ -188,6 +189,9 @@ impl Overlay {
         to_its_end(async move {
             let laying = Laying { inner: inner.clone(), id: id.clone() };
             let laid = inner.clone().lay(&id, allow_copy).await;
+            if !awaits_mount {
+                inner.outlives_its_client(&id);
+            }
             drop(laying);
             if laid.is_err() {
                 blocking(move || inner.end_view(&id)).await?;
@@ -195,6 +199,11 @@ impl Overlay {
             laid
         })
         .await
+    }
+
+    /// Notes that the client of a view has mounted it.
+    pub fn view_is_mounted(&self, id: &str) {
+        self.inner.outlives_its_client(id);
     }
 
     /// Returns all views, in the order of their names.
@@ -258,6 +267,13 @@ impl Inner {
 
     fn save_views(&self, known: &BTreeMap<String, ViewRecord>) -> Result<()> {
         self.catalog.set_meta(KEY, known)
+    }
+
+    /// Notes that a view does not depend on its client any more.
+    fn outlives_its_client(&self, id: &str) {
+        if let Some(record) = self.views.known.lock().get_mut(id) {
+            record.maker = None;
+        }
     }
 
     /// Returns a view whose tree is laid.
@@ -355,9 +371,9 @@ impl Inner {
             }
             self.look_at_pinned_names().await;
             // Its client may end at any moment.
-            let is_staged = self.views.known.lock().values().any(|record| record.phase == ViewPhase::Staging);
+            let is_made = self.views.known.lock().values().any(|record| record.maker.is_some());
             let ttl = self.node(Ino::ROOT).map_or(LOOK_EVERY, |root| self.policy_of(&root).metadata_ttl);
-            let look_every = if is_staged { LOOK_EVERY } else { LOOK_EVERY.max(ttl) };
+            let look_every = if is_made { LOOK_EVERY } else { LOOK_EVERY.max(ttl) };
             tokio::select! {
                 () = tokio::time::sleep(look_every.min(self.next_end())) => {}
                 () = self.views.bell.notified() => {}

@@ -140,6 +140,7 @@ impl Inner {
         }
         record.file = record.file.end_write_through()?;
         txn.commit()?;
+        self.announce_object(node.ino);
         // A program that must know that its bytes are durable has called fsync before.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let (inner, node) = (self.clone(), node.clone());

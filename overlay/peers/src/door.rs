@@ -11,7 +11,7 @@ use forebay_cluster::{
 };
 use forebay_engine::{Holding, Loan, Overlay};
 use forebay_serve::{Door, HttpClient, ReplyBody, RequestContent};
-use futures::stream;
+use futures::{StreamExt, stream};
 use http::header::{AUTHORIZATION, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use sha2::{Digest, Sha256};
@@ -19,11 +19,14 @@ use tokio::sync::mpsc;
 
 use crate::peers::{Peers, RangeOwners};
 use crate::wire::{
-    self, HOLDERS, PASSED_OVER, PeerRequest, RETRY_AFTER_MS, chunk_frame, file_of, refusing_frame, waiting_frame,
+    self, ANNOUNCE_PATH, HOLDERS, PASSED_OVER, PeerRequest, RETRY_AFTER_MS, chunk_frame, file_of, refusing_frame,
+    waiting_frame,
 };
 
 /// How often a reader hears that this node still waits for the pool.
 const WAITING_EVERY: Duration = Duration::from_millis(300);
+/// Paths of one announcement that are looked up at the same time.
+const ANNOUNCED_AT_ONCE: usize = 16;
 /// Frames that wait for a reader, heads and chunks.
 const FRAMES_AHEAD: usize = 4;
 
@@ -61,6 +64,9 @@ impl PeerDoor {
         if !is_known {
             return status(StatusCode::UNAUTHORIZED, "the token of the cluster is needed");
         }
+        if request.uri().path() == ANNOUNCE_PATH {
+            return self.take_announcement(request).await;
+        }
         if request.method() != Method::GET {
             return status(StatusCode::METHOD_NOT_ALLOWED, "GET");
         }
@@ -97,7 +103,29 @@ impl PeerDoor {
     }
 }
 
+impl PeerDoor {
+    /// Another node names what it has changed in the pool.
+    async fn take_announcement(&self, request: &Request<RequestContent>) -> Response<ReplyBody> {
+        let (&Method::POST, RequestContent::Some(body)) = (request.method(), request.body()) else {
+            return status(StatusCode::BAD_REQUEST, "POST, with a path in each line");
+        };
+        let since = Instant::now();
+        stream::iter(wire::announced(body))
+            .for_each_concurrent(ANNOUNCED_AT_ONCE, async |path| {
+                if let Err(error) = self.overlay.take_announcement(&path, since).await {
+                    tracing::debug!(%path, "what another node has changed is not known yet: {error}");
+                }
+            })
+            .await;
+        status(StatusCode::OK, "taken")
+    }
+}
+
 impl Door for PeerDoor {
+    fn content_max(&self, method: &Method) -> usize {
+        if *method == Method::POST { wire::ANNOUNCED_BYTES } else { 0 }
+    }
+
     async fn answer(&self, request: Request<RequestContent>, _: HttpClient) -> Response<ReplyBody> {
         match request.body().refused() {
             Some(refused) => refused,

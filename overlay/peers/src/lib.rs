@@ -9,7 +9,9 @@
 //! | `peers` | what this node knows of the others, and its counters |
 //! | `client` | asks other nodes for a range |
 //! | `door` | answers other nodes |
+//! | `announcements` | tells other nodes what this one has changed in the pool |
 
+mod announcements;
 mod client;
 mod door;
 mod etcd;
@@ -17,6 +19,7 @@ mod peers;
 mod settings;
 mod wire;
 
+pub use announcements::AnnouncementQueue;
 pub use client::PeerClient;
 pub use door::PeerDoor;
 pub use etcd::{EtcdMembers, EtcdSettings};

@@ -16,7 +16,9 @@ use forebay_cluster::{
 };
 use lru::LruCache;
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
+use crate::announcements::AnnouncementQueue;
 use crate::settings::PeerSettings;
 
 /// Ranges of files whose owners are remembered, some 40 bytes for each: those of 64 TiB.
@@ -46,6 +48,10 @@ pub struct Peers {
     pub(crate) from_others: RangesInUse,
     read_bytes: AtomicU64,
     given_bytes: AtomicU64,
+    pub(crate) announcements: mpsc::Sender<PoolPath>,
+    /// Paths that other nodes were told of, one count for each node, and those of which one was not.
+    pub(crate) announced: AtomicU64,
+    pub(crate) announcements_lost: AtomicU64,
 }
 
 /// The settings, and the members at one moment.
@@ -108,7 +114,7 @@ impl Peers {
     ///
     /// # Errors
     /// The HTTP client cannot be made.
-    pub fn new(pool: String, settings: PeerSettings) -> Result<Arc<Self>, String> {
+    pub fn new(pool: String, settings: PeerSettings) -> Result<(Arc<Self>, AnnouncementQueue), String> {
         let http = reqwest::Client::builder()
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
@@ -131,7 +137,8 @@ impl Peers {
         let mut members = MemberList::default();
         members.replace(MemberSource::Static, settings.members.clone());
         let view = ClusterView::new(settings.own.id.clone(), settings, members.roster());
-        Ok(Arc::new(Self {
+        let (announcements, queue) = AnnouncementQueue::new();
+        let peers = Self {
             pool,
             cluster: ArcSwap::from_pointee(view),
             members: Mutex::new(members),
@@ -142,7 +149,11 @@ impl Peers {
             from_others: RangesInUse::default(),
             read_bytes: AtomicU64::new(0),
             given_bytes: AtomicU64::new(0),
-        }))
+            announcements,
+            announced: AtomicU64::new(0),
+            announcements_lost: AtomicU64::new(0),
+        };
+        Ok((Arc::new(peers), queue))
     }
 
     /// Takes other members, placement and token. This node, its address and etcd stay.
@@ -280,6 +291,8 @@ impl Peers {
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             given_bytes: self.given_bytes.load(Ordering::Relaxed),
             passed_over: reasons(&state.pass_overs),
+            announced: self.announced.load(Ordering::Relaxed),
+            announcements_lost: self.announcements_lost.load(Ordering::Relaxed),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Requests between nodes: HTTP/1.1, `GET /peer/v1/content/PATH`.
+//! Requests between nodes: HTTP/1.1, `GET /peer/v1/content/PATH`, and `POST /peer/v1/changed` with a path in each line.
 //!
 //! Content comes in frames: its length and its CRC-32C, each 4 bytes with the highest first, and then the bytes of one chunk. A
 //! frame of length 0 has no bytes: with checksum 0 it says that the node is still waiting for the pool, and with a higher one
@@ -12,7 +12,7 @@ use forebay_backends::{PoolPath, Time, Version};
 use forebay_cluster::{NodeId, PassOver, Purpose, range_of};
 use forebay_engine::Loan;
 use http::HeaderMap;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_decode_str, percent_encode};
 use smallvec::SmallVec;
 
 /// Where requests begin.
@@ -38,6 +38,23 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'
 
 /// The length of the head of a frame.
 const HEAD_BYTES: usize = 8;
+
+/// Where announcements go.
+pub const ANNOUNCE_PATH: &str = "/peer/v1/changed";
+/// The most bytes of one announcement.
+pub const ANNOUNCED_BYTES: usize = 64 << 10;
+
+/// Returns the line of a path in an announcement.
+pub fn announcement(path: &PoolPath) -> String {
+    format!("{}\n", percent_encode(path.as_bytes(), ESCAPED))
+}
+
+/// Returns the paths of an announcement, without those that no file can have.
+pub fn announced(body: &[u8]) -> Vec<PoolPath> {
+    let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let paths = lines.filter_map(|line| PoolPath::parse(percent_decode(line).collect::<Vec<u8>>()));
+    paths.filter(|path| !path.is_root() && !path.is_reserved()).collect()
+}
 
 /// Returns the path of a request for a file.
 pub fn target(path: &PoolPath) -> String {

@@ -11,7 +11,13 @@ use crate::protocol::Reply;
 pub async fn carry_out(overlay: &Overlay, verb: ViewVerb, client: Option<Process>) -> Result<Reply> {
     match verb {
         ViewVerb::Begin(request) => Ok(Reply::Views(vec![overlay.begin_view(request, client).await?])),
-        ViewVerb::Lay { id, allow_copy } => Ok(Reply::Views(vec![overlay.lay_view(&id, allow_copy).await?])),
+        ViewVerb::Lay { id, allow_copy, awaits_mount } => {
+            Ok(Reply::Views(vec![overlay.lay_view(&id, allow_copy, awaits_mount).await?]))
+        }
+        ViewVerb::Mounted { id } => {
+            overlay.view_is_mounted(&id);
+            Ok(Reply::Views(Vec::new()))
+        }
         ViewVerb::List => Ok(Reply::Views(overlay.views()?)),
         ViewVerb::Compare { id } => Ok(Reply::ViewChanges(overlay.compare_view(&id).await?)),
         ViewVerb::End { id } => {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use forebay_backends::Result;
+use forebay_backends::{PoolPath, Result};
 use forebay_catalog::ListingState;
 
 use crate::{Inner, Ino, Txn};
@@ -55,6 +55,22 @@ impl Drop for PoolChange<'_> {
                     tracing::error!(%error, %ino, "an inode without names is not removed before the next start");
                 }
             }
+        }
+    }
+}
+
+impl Inner {
+    /// Tells the other nodes of the cluster that the pool's object under a path has changed, or that the name has.
+    pub(crate) fn announce(&self, path: &PoolPath) {
+        if let Some(peers) = self.peers.get() {
+            peers.announce(path);
+        }
+    }
+
+    /// The same for the object of an inode.
+    pub(crate) fn announce_object(&self, ino: Ino) {
+        if let (Some(peers), Ok(path)) = (self.peers.get(), self.pool_path(ino)) {
+            peers.announce(&path);
         }
     }
 }

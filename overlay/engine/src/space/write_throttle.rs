@@ -248,6 +248,23 @@ impl Inner {
         Err(Error::new(ErrorKind::NoSpace, Side::Cache, what))
     }
 
+    /// Changes a content file in a way that takes no room, although its writers may be stopped: an immutable file refuses
+    /// each change. They stay stopped.
+    pub(crate) fn change_of_stopped<T>(
+        &self,
+        state: &mut NodeState,
+        content: &Arc<Content>,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if !state.bypass.is_stopped() {
+            return change();
+        }
+        state.bypass.resume(|on| set_immutable(content, on));
+        let changed = change();
+        state.bypass.stop(|on| set_immutable(content, on));
+        changed
+    }
+
     /// Notes that no program can write the content of a file without the daemon any more. Returns `false` if the content
     /// file is still immutable, because the flag could not be cleared.
     pub(crate) fn end_bypass(&self, ino: Ino, state: &mut NodeState) -> bool {

@@ -81,6 +81,10 @@ impl Inner {
         }
         let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
         let path = self.pool_path_of(parent, name)?;
+        let from_path = match &step {
+            ReconcileStep::Rename { from, .. } => self.pool_path_of(from.0, &from.1).ok(),
+            _ => None,
+        };
         match step {
             ReconcileStep::Remove { occupant } => self.remove(parent, name, occupant, &path).await,
             ReconcileStep::Rename { from, moved, occupant } => {
@@ -88,7 +92,9 @@ impl Inner {
             }
             ReconcileStep::Link { ino, existing } => self.link_to(parent, name, ino, &existing, &path).await,
             ReconcileStep::Create { ino, occupant } => self.create_at(parent, name, (ino, sent), occupant, &path).await,
-        }
+        }?;
+        [Some(path), from_path].iter().flatten().for_each(|path| self.announce(path));
+        Ok(())
     }
 
     async fn remove(self: &Arc<Self>, parent: Ino, name: &[u8], occupant: Ino, path: &PoolPath) -> Result<()> {

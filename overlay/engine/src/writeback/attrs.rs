@@ -121,6 +121,7 @@ impl Inner {
                 touched.extend(record.pool_links.iter().map(|(p, _)| *p));
                 let _change = PoolChange::begin(self, &touched)?;
                 self.replace_content(ino).await?;
+                self.announce_object(ino);
                 // Attributes that the pool refused with the content are sent by themselves, and their errors reported.
                 let record = self.record_of(ino)?;
                 if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino)? {
@@ -146,7 +147,10 @@ impl Inner {
                             return txn.commit();
                         }
                     }
-                    other => return other,
+                    sent => {
+                        self.announce_object(ino);
+                        return sent;
+                    }
                 }
             }
         }
