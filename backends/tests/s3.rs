@@ -186,6 +186,18 @@ async fn changes_behind_the_servers_back_are_seen() {
     assert_eq!(content(&pool, &path("f")).await, "behind");
 }
 
+/// A file that was put into the server's directory has no ETag.
+#[tokio::test]
+async fn an_object_without_an_etag_leaves_no_copy_at_its_old_name() {
+    let server = Versitygw::start();
+    fs::write(server.files().join("old"), "content").unwrap();
+    let pool = attach(&server, "").await;
+    let (old, new) = (path("old"), path("new"));
+    pool.rename(&old, &new, RenameMode::NoReplace).await.unwrap();
+    assert_eq!(content(&pool, &new).await, "content");
+    assert_eq!(names(&pool, "").await, ["new"]);
+}
+
 #[tokio::test]
 async fn an_object_of_another_client_keeps_its_metadata() {
     let server = Versitygw::start();

@@ -457,7 +457,7 @@ async fn a_view_whose_client_ends_before_it_has_mounted_it_is_given_up() {
         assert_eq!(summary(overlay.stage(staged)).await.0.failed, 0);
         assert_eq!(overlay.lay_view(&view.id, false, true).await.unwrap().phase, ViewPhase::Laid);
         if is_mounted {
-            overlay.view_is_mounted(&view.id);
+            overlay.view_is_mounted(&view.id).unwrap();
         }
         client.kill().unwrap();
         client.wait().unwrap();

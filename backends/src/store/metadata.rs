@@ -158,7 +158,8 @@ impl Meta {
             copied: text(&COPIED).and_then(|text| {
                 let mut words = text.split(' ');
                 let (written_secs, copied_secs) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-                let (etag, version_id) = (words.next()?.to_owned(), words.next().unwrap_or_default().to_owned());
+                let mut next = || words.next().unwrap_or_default().to_owned();
+                let (etag, version_id) = (next(), next());
                 Some(Copied { written_secs, copied_secs, etag, version_id })
             }),
             folder: text(&FOLDER) == Some("true"),
@@ -248,7 +249,11 @@ impl Object {
     pub(crate) fn is_copy_of(&self, source: &Self) -> bool {
         let same = match &source.meta.write {
             Some(_) => self.meta.write == source.meta.write,
-            None => self.origin().is_some() && self.identity() == source.identity(),
+            // Some servers give no ETag.
+            None => {
+                let is_copy = |copied: &Copied| copied.written_secs == source.written().secs;
+                self.origin().is_some_and(is_copy) && self.identity() == source.identity()
+            }
         };
         same && self.size == source.size
     }

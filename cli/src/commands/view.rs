@@ -134,8 +134,16 @@ fn complete(
     let lay = ViewVerb::Lay { id: view.id.clone(), allow_copy: terms.allow_copy, awaits_mount: true };
     let laid = answer(entry, lay)?;
     view_mounts::attach(entry, &laid, terms.namespace_of)?;
-    verb(entry, ViewVerb::Mounted { id: laid.id.clone() })?;
+    tell_mounted(entry, &laid)?;
     Ok(Some(laid))
+}
+
+/// Tells the daemon that a view is mounted. An older daemon does not know this request, and does not wait for it.
+fn tell_mounted(entry: &RegisteredMount, view: &View) -> Result<(), Failure> {
+    match verb(entry, ViewVerb::Mounted { id: view.id.clone() }) {
+        Err(failure) if failure.kind == FailureKind::Usage => Ok(()),
+        other => other.map(drop),
+    }
 }
 
 fn is_short(summary: &Summary) -> bool {

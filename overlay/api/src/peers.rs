@@ -25,7 +25,7 @@ pub struct PeersStatus {
     /// Changes of the pool that other nodes were told of since the start: each counts once for each node.
     #[serde(default)]
     pub announced: u64,
-    /// Those that a node was not told of.
+    /// Changes that could not be told, counted in the same way.
     #[serde(default)]
     pub announcements_lost: u64,
 }

@@ -119,7 +119,7 @@ pub enum ViewVerb {
         #[serde(default)]
         awaits_mount: bool,
     },
-    /// The client has mounted a view. An unknown one is no error.
+    /// The client has mounted a view.
     Mounted {
         id: String,
     },

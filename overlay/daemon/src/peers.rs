@@ -25,6 +25,7 @@ pub struct PeerServer {
 impl PeerServer {
     /// Leaves the cluster.
     pub async fn leave(self) {
+        self.peers.announce_all(limits::LEAVE).await;
         drop(self.ends);
         if let Some(in_etcd) = self.in_etcd
             && tokio::time::timeout(limits::LEAVE, in_etcd).await.is_err()
@@ -69,14 +70,13 @@ pub fn start(
 ) -> Result<Option<PeerServer>, Failure> {
     let (Some(file), Some(settings)) = (config.peers.clone(), settings) else { return Ok(None) };
     let (address, etcd, own) = (settings.listen, settings.etcd.clone(), settings.own.clone());
-    let (peers, announcements) = Peers::new(config.pool.clone(), settings)
+    let peers = Peers::new(config.pool.clone(), settings)
         .map_err(|why| Failure::new(FailureKind::Other, format!("cannot ask peers: {why}")))?;
     overlay.set_peers(Arc::new(PeerClient(peers.clone())));
     let stop = CancellationToken::new();
     let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
     let ended = stop.clone();
     tokio::spawn(async move { ADDRESS.serve((address, socket), limits::PEER_CONNECTIONS, door, ended).await });
-    tokio::spawn(announcements.send_all(peers.clone(), stop.clone()));
     let in_etcd = etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone())));
     tokio::spawn(follow(file, peers.clone(), stop.clone()));
     Ok(Some(PeerServer { peers, ends: stop.drop_guard(), in_etcd }))

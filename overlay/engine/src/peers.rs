@@ -14,6 +14,7 @@ use super::coherence::Age;
 use super::{Inner, Overlay};
 use crate::fetch::FetchPriority;
 use crate::node::{Node, NodeState};
+use crate::pool_calls::PoolChange;
 
 /// Bytes of the pool that a peer may give.
 #[derive(Debug, Clone)]
@@ -100,42 +101,54 @@ impl Overlay {
 }
 
 impl Overlay {
-    /// Another node has changed an object of the pool, or a name, before `since`. What is in use is looked up in the pool,
-    /// and the kernel is told what changed.
+    /// Another node has changed an object of the pool, or a name. What is cached of it does not count any more, nor does an
+    /// answer of the pool that is on its way: the next use asks the pool. Asks nothing itself. Blocks on the catalog.
     ///
     /// # Errors
-    /// Those of the pool: then the cached state counts for the rest of its time.
-    pub async fn take_announcement(&self, path: &PoolPath, since: Instant) -> Result<()> {
+    /// Those of the catalog: then the cached state counts for the rest of its time.
+    pub fn take_announcement(&self, path: &PoolPath) -> Result<()> {
         let inner = &self.inner;
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else { return Ok(()) };
-        let Some(dir) = inner.find_known(&parent)? else { return Ok(()) };
-        let is_in_use = |ino| inner.table.peek(ino).is_some() || inner.table.is_known_to_kernel(ino);
-        let shown = || Ok::<_, Error>(inner.catalog.name(dir, name)?.here_ino());
-        let known = shown()?;
-        if let Some(ino) = known.filter(|ino| is_in_use(*ino)) {
-            match inner.revalidate(ino, Age::Since(since)).await {
-                // It has another object by now, or none.
-                Err(e) if e.is(ErrorKind::Stale) => {}
-                other => other?,
+        let Some(dir) = inner.find_in_pool_names(&parent)? else { return Ok(()) };
+        let record = inner.catalog.name(dir, name)?;
+        let objects: Vec<_> = [record.pool, record.here_ino()].into_iter().flatten().collect();
+        let mut nodes: Vec<_> = objects.iter().chain([&dir]).filter_map(|ino| inner.table.peek(*ino)).collect();
+        nodes.dedup_by_key(|node| node.ino);
+        // As if a call of this daemon had changed them: that makes answers on their way void.
+        drop(PoolChange::begin(inner, &nodes.iter().map(|node| node.ino).collect::<Vec<_>>())?);
+        inner.pool_calls.watches.name_changed(dir, name);
+        for node in nodes {
+            let mut state = node.state.lock();
+            state.validated = None;
+            if node.ino == dir {
+                state.names.negative.remove(name);
+                state.names.listed_at = None;
+                state.kernel.pages_stale = true;
             }
         }
-        if known.is_some() && shown()? == known {
-            return Ok(());
+        for ino in objects.into_iter().chain([dir]).filter(|ino| inner.table.is_known_to_kernel(*ino)) {
+            inner.tell_kernel_inode(ino, false);
         }
-        if is_in_use(dir) {
-            inner.revalidate(dir, Age::Since(since)).await?;
-            let node = inner.node(dir)?;
-            let mut state = node.state.lock();
-            state.names.negative.remove(name);
-            state.names.listed_at = None;
-            state.kernel.pages_stale = true;
+        if let Some(kernel) = inner.mount.kernel().filter(|_| !inner.is_pinned_name(dir, name)) {
+            // What is mounted below the name stays.
+            drop(kernel.expire_name(dir, name));
         }
-        inner.tell_kernel_name(dir, name);
         Ok(())
     }
 }
 
 impl Inner {
+    /// Returns the inode of a path of the pool as far as this node knows, without a question to the pool.
+    fn find_in_pool_names(&self, path: &PoolPath) -> Result<Option<super::Ino>> {
+        let mut at = super::Ino::ROOT;
+        for name in path.components() {
+            let record = self.catalog.name(at, name)?;
+            let Some(ino) = record.pool.or_else(|| record.here_ino()) else { return Ok(None) };
+            at = ino;
+        }
+        Ok(Some(at))
+    }
+
     /// Returns the inode of a path as far as this node knows, without a question to the pool.
     fn find_known(&self, path: &PoolPath) -> Result<Option<super::Ino>> {
         let mut at = super::Ino::ROOT;

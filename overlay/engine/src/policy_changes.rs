@@ -1,4 +1,4 @@
-//! A policy is put into force, its effect is foretold, its decisions are explained, and a job ends.
+//! A policy is put into force, its effect is foretold, and its decisions are explained.
 
 use forebay_api::policy::{ExplainedSetting, PolicyEffect, PolicyExplanation};
 use forebay_backends::{FileKind, PoolPath, Result};

@@ -52,9 +52,12 @@ const PREFIX: &str = "view-";
 struct ViewRecord {
     phase: ViewPhase,
     /// The client that stages and mounts it; `None` if it is not known, or has done so. The next daemon ends what is not
-    /// laid.
+    /// laid, or not mounted yet.
     #[serde(skip)]
     maker: Option<Process>,
+    /// Its client mounts it, and has not said so yet.
+    #[serde(default)]
+    awaits_mount: bool,
     path: TypedPath,
     ino: u64,
     device: usize,
@@ -104,7 +107,8 @@ impl Drop for Laying {
 }
 
 impl Overlay {
-    /// Begins a view of a file or a directory. If `maker` ends before the tree is laid, the view ends, too.
+    /// Begins a view of a file or a directory. If `maker` ends before the tree is laid and, if the client
+    /// wants that, mounted, the view ends, too.
     ///
     /// # Errors
     /// `NotPermitted` for a daemon without root's privileges; `NotFound`; `Exists` if a view shows a part of this tree;
@@ -134,6 +138,7 @@ impl Overlay {
         let record = ViewRecord {
             phase: ViewPhase::Staging,
             maker,
+            awaits_mount: false,
             path: request.path,
             ino: ino.0,
             device: inner.store.roomiest_device(),
@@ -188,10 +193,7 @@ impl Overlay {
         // It is not given up half-way when the client goes away.
         to_its_end(async move {
             let laying = Laying { inner: inner.clone(), id: id.clone() };
-            let laid = inner.clone().lay(&id, allow_copy).await;
-            if !awaits_mount {
-                inner.outlives_its_client(&id);
-            }
+            let laid = inner.clone().lay(&id, allow_copy, awaits_mount).await;
             drop(laying);
             if laid.is_err() {
                 blocking(move || inner.end_view(&id)).await?;
@@ -201,9 +203,16 @@ impl Overlay {
         .await
     }
 
-    /// Notes that the client of a view has mounted it.
-    pub fn view_is_mounted(&self, id: &str) {
-        self.inner.outlives_its_client(id);
+    /// Notes that the client of a view has mounted it. Blocks.
+    ///
+    /// # Errors
+    /// `NotFound` if the view has ended meanwhile.
+    pub fn view_is_mounted(&self, id: &str) -> Result<()> {
+        let mut known = self.inner.views.known.lock();
+        let laid = known.get_mut(id).filter(|record| record.phase == ViewPhase::Laid);
+        let record = laid.ok_or_else(|| unknown(id))?;
+        (record.maker, record.awaits_mount) = (None, false);
+        self.inner.save_views(&known)
     }
 
     /// Returns all views, in the order of their names.
@@ -269,13 +278,6 @@ impl Inner {
         self.catalog.set_meta(KEY, known)
     }
 
-    /// Notes that a view does not depend on its client any more.
-    fn outlives_its_client(&self, id: &str) {
-        if let Some(record) = self.views.known.lock().get_mut(id) {
-            record.maker = None;
-        }
-    }
-
     /// Returns a view whose tree is laid.
     fn laid_view(&self, id: &str) -> Result<ViewRecord> {
         match self.views.known.lock().get(id) {
@@ -335,7 +337,7 @@ impl Inner {
         for (id, record) in &mut known {
             let is_there = there.contains(&(record.device, id.clone()));
             // The loop ends it: perhaps it is mounted, and a mount cannot be taken away before this daemon serves.
-            if record.phase == ViewPhase::Laid && is_there {
+            if record.phase == ViewPhase::Laid && is_there && !record.awaits_mount {
                 self.pin_names(id, Ino(record.ino));
             } else {
                 record.phase = ViewPhase::Ending;

@@ -9,13 +9,14 @@ use forebay_backends::{Error, ErrorKind, PoolPath};
 use forebay_cluster::{
     FileKey, HeldRange, Lend, LocalFacts, NodeId, PassOver, PeerAnswer, PeerAsk, RangeKey, owners_of,
 };
-use forebay_engine::{Holding, Loan, Overlay};
+use forebay_engine::{Holding, Loan, Overlay, blocking};
 use forebay_serve::{Door, HttpClient, ReplyBody, RequestContent};
-use futures::{StreamExt, stream};
-use http::header::{AUTHORIZATION, HeaderValue};
+use futures::stream;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use sha2::{Digest, Sha256};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use crate::peers::{Peers, RangeOwners};
 use crate::wire::{
@@ -25,8 +26,6 @@ use crate::wire::{
 
 /// How often a reader hears that this node still waits for the pool.
 const WAITING_EVERY: Duration = Duration::from_millis(300);
-/// Paths of one announcement that are looked up at the same time.
-const ANNOUNCED_AT_ONCE: usize = 16;
 /// Frames that wait for a reader, heads and chunks.
 const FRAMES_AHEAD: usize = 4;
 
@@ -34,6 +33,7 @@ const FRAMES_AHEAD: usize = 4;
 pub struct PeerDoor {
     peers: Arc<Peers>,
     overlay: Overlay,
+    announcement_turn: Arc<Mutex<()>>,
 }
 
 /// One request, and what this node knows of it.
@@ -51,17 +51,21 @@ type Frames = mpsc::Sender<io::Result<Bytes>>;
 
 impl PeerDoor {
     pub fn new(peers: Arc<Peers>, overlay: Overlay) -> Self {
-        Self { peers, overlay }
+        Self { peers, overlay, announcement_turn: Arc::default() }
+    }
+
+    /// Returns whether a request has the token of the cluster.
+    fn is_member(&self, headers: &HeaderMap) -> bool {
+        let cluster = self.peers.cluster.load();
+        let token = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        // By their hashes: so the time of the comparison tells nothing about the token.
+        token
+            .and_then(|text| text.strip_prefix("Bearer "))
+            .is_some_and(|token| Sha256::digest(token) == Sha256::digest(&cluster.settings.token))
     }
 
     async fn respond(&self, request: &Request<RequestContent>) -> Response<ReplyBody> {
-        let cluster = self.peers.cluster.load_full();
-        let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        // By their hashes: so the time of the comparison tells nothing about the token.
-        let is_known = token
-            .and_then(|text| text.strip_prefix("Bearer "))
-            .is_some_and(|token| Sha256::digest(token) == Sha256::digest(&cluster.settings.token));
-        if !is_known {
+        if !self.is_member(request.headers()) {
             return status(StatusCode::UNAUTHORIZED, "the token of the cluster is needed");
         }
         if request.uri().path() == ANNOUNCE_PATH {
@@ -109,21 +113,27 @@ impl PeerDoor {
         let (&Method::POST, RequestContent::Some(body)) = (request.method(), request.body()) else {
             return status(StatusCode::BAD_REQUEST, "POST, with a path in each line");
         };
-        let since = Instant::now();
-        stream::iter(wire::announced(body))
-            .for_each_concurrent(ANNOUNCED_AT_ONCE, async |path| {
-                if let Err(error) = self.overlay.take_announcement(&path, since).await {
-                    tracing::debug!(%path, "what another node has changed is not known yet: {error}");
-                }
-            })
-            .await;
-        status(StatusCode::OK, "taken")
+        // One after the other: no number of requests takes more than one thread.
+        let turn = self.announcement_turn.clone().lock_owned().await;
+        let (overlay, paths) = (self.overlay.clone(), wire::announced(body));
+        let taken = blocking(move || {
+            let _turn = turn;
+            paths.iter().try_for_each(|path| overlay.take_announcement(path))
+        });
+        match taken.await {
+            Ok(()) => status(StatusCode::OK, "taken"),
+            Err(error) => {
+                tracing::warn!("what another node has changed is not known: {error}");
+                status(StatusCode::INTERNAL_SERVER_ERROR, "the catalog fails")
+            }
+        }
     }
 }
 
 impl Door for PeerDoor {
-    fn content_max(&self, method: &Method) -> usize {
-        if *method == Method::POST { wire::ANNOUNCED_BYTES } else { 0 }
+    fn content_max(&self, head: &Parts) -> usize {
+        let is_announcement = head.method == Method::POST && head.uri.path() == ANNOUNCE_PATH;
+        if is_announcement && self.is_member(&head.headers) { wire::ANNOUNCED_BYTES } else { 0 }
     }
 
     async fn answer(&self, request: Request<RequestContent>, _: HttpClient) -> Response<ReplyBody> {

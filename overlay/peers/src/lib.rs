@@ -19,7 +19,6 @@ mod peers;
 mod settings;
 mod wire;
 
-pub use announcements::AnnouncementQueue;
 pub use client::PeerClient;
 pub use door::PeerDoor;
 pub use etcd::{EtcdMembers, EtcdSettings};

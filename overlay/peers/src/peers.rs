@@ -16,9 +16,8 @@ use forebay_cluster::{
 };
 use lru::LruCache;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
 
-use crate::announcements::AnnouncementQueue;
+use crate::announcements::Announcements;
 use crate::settings::PeerSettings;
 
 /// Ranges of files whose owners are remembered, some 40 bytes for each: those of 64 TiB.
@@ -48,8 +47,8 @@ pub struct Peers {
     pub(crate) from_others: RangesInUse,
     read_bytes: AtomicU64,
     given_bytes: AtomicU64,
-    pub(crate) announcements: mpsc::Sender<PoolPath>,
-    /// Paths that other nodes were told of, one count for each node, and those of which one was not.
+    pub(crate) announcements: Mutex<Announcements>,
+    /// Paths told, counted once for each node; and paths that a node was not told.
     pub(crate) announced: AtomicU64,
     pub(crate) announcements_lost: AtomicU64,
 }
@@ -114,7 +113,7 @@ impl Peers {
     ///
     /// # Errors
     /// The HTTP client cannot be made.
-    pub fn new(pool: String, settings: PeerSettings) -> Result<(Arc<Self>, AnnouncementQueue), String> {
+    pub fn new(pool: String, settings: PeerSettings) -> Result<Arc<Self>, String> {
         let http = reqwest::Client::builder()
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
@@ -137,8 +136,7 @@ impl Peers {
         let mut members = MemberList::default();
         members.replace(MemberSource::Static, settings.members.clone());
         let view = ClusterView::new(settings.own.id.clone(), settings, members.roster());
-        let (announcements, queue) = AnnouncementQueue::new();
-        let peers = Self {
+        Ok(Arc::new(Self {
             pool,
             cluster: ArcSwap::from_pointee(view),
             members: Mutex::new(members),
@@ -149,11 +147,10 @@ impl Peers {
             from_others: RangesInUse::default(),
             read_bytes: AtomicU64::new(0),
             given_bytes: AtomicU64::new(0),
-            announcements,
+            announcements: Mutex::default(),
             announced: AtomicU64::new(0),
             announcements_lost: AtomicU64::new(0),
-        };
-        Ok((Arc::new(peers), queue))
+        }))
     }
 
     /// Takes other members, placement and token. This node, its address and etcd stay.

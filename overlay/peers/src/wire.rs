@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use forebay_backends::{PoolPath, Time, Version};
+use forebay_backends::{PoolPath, Time, Version, is_file_name};
 use forebay_cluster::{NodeId, PassOver, Purpose, range_of};
 use forebay_engine::Loan;
 use http::HeaderMap;
@@ -53,7 +53,8 @@ pub fn announcement(path: &PoolPath) -> String {
 pub fn announced(body: &[u8]) -> Vec<PoolPath> {
     let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let paths = lines.filter_map(|line| PoolPath::parse(percent_decode(line).collect::<Vec<u8>>()));
-    paths.filter(|path| !path.is_root() && !path.is_reserved()).collect()
+    let can_be = |path: &PoolPath| !path.is_root() && !path.is_reserved() && path.components().all(is_file_name);
+    paths.filter(can_be).collect()
 }
 
 /// Returns the path of a request for a file.

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use forebay_engine::Overlay;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use tokio_util::sync::CancellationToken;
 
@@ -252,8 +253,8 @@ fn one_client(address: IpAddr) -> IpAddr {
 }
 
 impl Door for CacheNode {
-    fn content_max(&self, method: &Method) -> usize {
-        if self.forwards(method) { FORWARDED_BYTES } else { 0 }
+    fn content_max(&self, head: &Parts) -> usize {
+        if self.forwards(&head.method) { FORWARDED_BYTES } else { 0 }
     }
 
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
@@ -45,8 +45,8 @@ pub trait Door: Send + Sync + 'static {
         client: HttpClient,
     ) -> impl Future<Output = Response<ReplyBody>> + Send;
 
-    /// The most bytes of content that a request with this method may have.
-    fn content_max(&self, _method: &Method) -> usize {
+    /// The most bytes of content that a request with this head may have.
+    fn content_max(&self, _head: &Parts) -> usize {
         0
     }
 }
@@ -260,7 +260,7 @@ async fn exchange(
         let (door, client) = (door.clone(), client.clone());
         async move {
             let (head, content) = request.into_parts();
-            let most = door.content_max(&head.method);
+            let most = door.content_max(&head);
             let reading = async {
                 let turn = if most > 0 { CONTENT_TURNS.acquire().await.ok() } else { None };
                 (read_content(&head, content, most).await, turn)

@@ -62,15 +62,19 @@ impl Drop for PoolChange<'_> {
 impl Inner {
     /// Tells the other nodes of the cluster that the pool's object under a path has changed, or that the name has.
     pub(crate) fn announce(&self, path: &PoolPath) {
-        if let Some(peers) = self.peers.get() {
+        if let Some(peers) = self.peers.get().filter(|_| !path.is_root()) {
             peers.announce(path);
         }
     }
 
-    /// The same for the object of an inode.
+    /// Tells them that an object has changed, by all of its known names in the pool.
     pub(crate) fn announce_object(&self, ino: Ino) {
-        if let (Some(peers), Ok(path)) = (self.peers.get(), self.pool_path(ino)) {
-            peers.announce(&path);
+        let (Some(_), Ok(node)) = (self.peers.get(), self.node(ino)) else { return };
+        let names = node.state.lock().record.pool_links.clone();
+        for (parent, name) in names {
+            if let Ok(path) = self.pool_path_of(parent, &name) {
+                self.announce(&path);
+            }
         }
     }
 }

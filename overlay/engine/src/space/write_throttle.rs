@@ -249,7 +249,7 @@ impl Inner {
     }
 
     /// Changes a content file in a way that takes no room, although its writers may be stopped: an immutable file refuses
-    /// each change. They stay stopped.
+    /// each change. They are stopped again, at the latest with the next count.
     pub(crate) fn change_of_stopped<T>(
         &self,
         state: &mut NodeState,

@@ -29,6 +29,7 @@ struct LayingTree {
     id: String,
     device: usize,
     allow_copy: bool,
+    awaits_mount: bool,
     view: OwnedFd,
     files: u64,
     directories: u64,
@@ -54,7 +55,7 @@ impl LayingTree {
 }
 
 impl Inner {
-    pub(super) async fn lay(self: Arc<Self>, id: &str, allow_copy: bool) -> Result<View> {
+    pub(super) async fn lay(self: Arc<Self>, id: &str, allow_copy: bool, awaits_mount: bool) -> Result<View> {
         let record = self.views.known.lock().get(id).cloned().ok_or_else(|| super::unknown(id))?;
         if record.phase != ViewPhase::Staging {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{id} is laid already, or is ending")));
@@ -65,6 +66,7 @@ impl Inner {
             id: id.to_owned(),
             device,
             allow_copy,
+            awaits_mount,
             view,
             files: 0,
             directories: 0,
@@ -98,8 +100,18 @@ impl Inner {
         if record.phase != ViewPhase::Staging {
             return Err(Error::new(ErrorKind::Busy, Side::Application, format!("{} was ended", tree.id)));
         }
-        let LayingTree { files, directories, bytes, copied_bytes, .. } = tree;
-        *record = ViewRecord { phase: ViewPhase::Laid, files, directories, bytes, copied_bytes, ..record.clone() };
+        let LayingTree { awaits_mount, files, directories, bytes, copied_bytes, .. } = tree;
+        let maker = record.maker.filter(|_| awaits_mount);
+        *record = ViewRecord {
+            phase: ViewPhase::Laid,
+            maker,
+            awaits_mount,
+            files,
+            directories,
+            bytes,
+            copied_bytes,
+            ..record.clone()
+        };
         let shown = self.shown_view(&tree.id, record)?;
         self.save_views(&known)?;
         drop(known);

@@ -159,9 +159,12 @@ impl Inner {
                 for sent in &record.pending {
                     self.lost_in_pool(&mut txn, sent.ino)?;
                 }
-                return txn.commit();
+                txn.commit()?;
+                path.iter().filter(|_| is_removed).for_each(|path| self.announce(path));
+                return Ok(());
             };
-            tracing::info!(path = %path.unwrap_or_default(), "an interrupted change had reached the pool");
+            let path = path.unwrap_or_default();
+            tracing::info!(%path, "an interrupted change had reached the pool");
             self.sync_names(parent).await?;
             if let PendingChange::Moved { from } = &sent.what {
                 self.sync_names(from.0).await?;
@@ -191,7 +194,14 @@ impl Inner {
                     take_version(&mut txn, sent.ino, stat)?;
                 }
             }
-            txn.commit()
+            txn.commit()?;
+            self.announce(&path);
+            if let PendingChange::Moved { from } = &sent.what
+                && let Ok(from) = self.pool_path_of(from.0, &from.1)
+            {
+                self.announce(&from);
+            }
+            Ok(())
         }
         .boxed()
     }

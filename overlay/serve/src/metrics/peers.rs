@@ -41,6 +41,12 @@ impl<F: Fn() -> Option<PeersStatus> + Send + Sync + 'static> Collector for PeerM
             "Other members of the cluster: those that are asked, and those that failed a short while ago",
             known.map(|(name, state)| ([("state", name)], count(state))),
         )?;
+        let told = status.iter().flat_map(|s| [("told", s.announced), ("lost", s.announcements_lost)]);
+        out.counters(
+            "peer_announcements",
+            "Changes of the pool by this node, for each other node: those that it was told, and those that it was not",
+            told.map(|(outcome, count)| ([("outcome", outcome)], count)),
+        )?;
         let reasons = status.iter().flat_map(|status| &status.passed_over);
         out.counters(
             "peer_passed_over",
