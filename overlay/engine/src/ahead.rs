@@ -147,7 +147,7 @@ impl Overlay {
         let (wanted, fetched) = (&wanted, &fetched);
         let attempt = |size| async move {
             let before = inner.resident_bytes(node, size)?;
-            let ranges = if size == 0 { vec![0..0] } else { wanted(size) };
+            let ranges: Vec<_> = if size == 0 { std::iter::once(0..0).collect() } else { wanted(size) };
             let mut result = Ok(());
             for range in ranges {
                 if result.is_ok() {
