@@ -261,7 +261,7 @@ impl Bucket {
                 Err(refusal) if refusal.is(ErrorKind::Conflict) => {
                     // The source or the target was changed, by an earlier try or by another client.
                     match self.client.head(to).await? {
-                        Some(there) if there.is_copy_of(&source) => return Ok(()),
+                        Some(there) if !source.is_anonymous() && there.is_copy_of(&source) => return Ok(()),
                         // Another client's object at the target stays, and so does the source.
                         Some(_) if below => return Ok(()),
                         Some(_) if matches!(wanted, TargetCondition::Absent | TargetCondition::Same(_)) => {
@@ -280,6 +280,10 @@ impl Bucket {
         let (Some(source), Some(copy)) = tokio::try_join!(self.client.head(from), self.client.head(to))? else {
             return Ok(());
         };
+        if since.is_some() && source.is_anonymous() {
+            // What is at the target may be a copy of another object.
+            return Ok(());
+        }
         let directory = from.ends_with('/') && source.size == 0;
         let mut others = since.is_some_and(|since| source.last_modified > since);
         let mut same = copy.is_copy_of(&source);

@@ -245,13 +245,18 @@ impl Object {
         self.origin().map_or(now, |copied| (copied.etag.as_str(), copied.version_id.as_str()))
     }
 
+    /// Whether the server gives nothing that identifies its content. Another object may have the same size and time.
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.meta.write.is_none() && self.identity().0.is_empty()
+    }
+
     /// Whether a rename made it from that object.
     pub(crate) fn is_copy_of(&self, source: &Self) -> bool {
         let same = match &source.meta.write {
             Some(_) => self.meta.write == source.meta.write,
-            // Some servers give no ETag.
             None => {
-                let is_copy = |copied: &Copied| copied.written_secs == source.written().secs;
+                // Without an ETag, only the time says something of the content.
+                let is_copy = |copied: &Copied| !source.is_anonymous() || copied.written_secs == source.written().secs;
                 self.origin().is_some_and(is_copy) && self.identity() == source.identity()
             }
         };

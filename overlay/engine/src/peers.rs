@@ -11,7 +11,7 @@ use forebay_cache::{CHUNK_BYTES, ContentId};
 use futures::future::BoxFuture;
 
 use super::coherence::Age;
-use super::{Inner, Overlay};
+use super::{Inner, Ino, Overlay};
 use crate::fetch::FetchPriority;
 use crate::node::{Node, NodeState};
 use crate::pool_calls::PoolChange;
@@ -116,7 +116,9 @@ impl Overlay {
         nodes.dedup_by_key(|node| node.ino);
         // As if a call of this daemon had changed them: that makes answers on their way void.
         drop(PoolChange::begin(inner, &nodes.iter().map(|node| node.ino).collect::<Vec<_>>())?);
+        // A listing that is under way may have the old state, or the new one: the directory is listed again.
         inner.pool_calls.watches.name_changed(dir, name);
+        inner.pool_calls.watches.look_again(dir);
         for node in nodes {
             let mut state = node.state.lock();
             state.validated = None;
@@ -126,12 +128,14 @@ impl Overlay {
                 state.kernel.pages_stale = true;
             }
         }
-        for ino in objects.into_iter().chain([dir]).filter(|ino| inner.table.is_known_to_kernel(*ino)) {
+        // The daemon itself looks at what is above views.
+        let may_forget = |ino: &Ino| inner.table.is_known_to_kernel(*ino) && !inner.is_pinned(*ino);
+        for ino in objects.into_iter().chain([dir]).filter(may_forget) {
             inner.tell_kernel_inode(ino, false);
         }
-        if let Some(kernel) = inner.mount.kernel().filter(|_| !inner.is_pinned_name(dir, name)) {
-            // What is mounted below the name stays.
-            drop(kernel.expire_name(dir, name));
+        // With the name of a directory, the kernel would forget what is mounted below it.
+        if record.here.is_none_or(|(_, kind)| kind != FileKind::Directory) {
+            inner.tell_kernel_name(dir, name);
         }
         Ok(())
     }

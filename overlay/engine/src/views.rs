@@ -47,17 +47,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// What the names of views begin with.
 const PREFIX: &str = "view-";
 
-/// The record of a view in the catalog: JSON, so that other versions of this program can read it.
+/// The record of a view in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ViewRecord {
     phase: ViewPhase,
     /// The client that stages and mounts it; `None` if it is not known, or has done so. The next daemon ends what is not
-    /// laid, or not mounted yet.
+    /// laid.
     #[serde(skip)]
     maker: Option<Process>,
-    /// Its client mounts it, and has not said so yet.
-    #[serde(default)]
-    awaits_mount: bool,
     path: TypedPath,
     ino: u64,
     device: usize,
@@ -138,7 +135,6 @@ impl Overlay {
         let record = ViewRecord {
             phase: ViewPhase::Staging,
             maker,
-            awaits_mount: false,
             path: request.path,
             ino: ino.0,
             device: inner.store.roomiest_device(),
@@ -203,7 +199,7 @@ impl Overlay {
         .await
     }
 
-    /// Notes that the client of a view has mounted it. Blocks.
+    /// Notes that the client of a view has mounted it.
     ///
     /// # Errors
     /// `NotFound` if the view has ended meanwhile.
@@ -211,8 +207,8 @@ impl Overlay {
         let mut known = self.inner.views.known.lock();
         let laid = known.get_mut(id).filter(|record| record.phase == ViewPhase::Laid);
         let record = laid.ok_or_else(|| unknown(id))?;
-        (record.maker, record.awaits_mount) = (None, false);
-        self.inner.save_views(&known)
+        record.maker = None;
+        Ok(())
     }
 
     /// Returns all views, in the order of their names.
@@ -337,7 +333,7 @@ impl Inner {
         for (id, record) in &mut known {
             let is_there = there.contains(&(record.device, id.clone()));
             // The loop ends it: perhaps it is mounted, and a mount cannot be taken away before this daemon serves.
-            if record.phase == ViewPhase::Laid && is_there && !record.awaits_mount {
+            if record.phase == ViewPhase::Laid && is_there {
                 self.pin_names(id, Ino(record.ino));
             } else {
                 record.phase = ViewPhase::Ending;

@@ -102,9 +102,6 @@ impl Peers {
     async fn send_announcement(&self, id: &NodeId, body: String) -> bool {
         let cluster = self.cluster.load_full();
         let Some(member) = cluster.roster.get(id) else { return false };
-        if self.state.lock().suspicions.is_suspected(id) {
-            return false;
-        }
         let url = format!("http://{}{ANNOUNCE_PATH}", member.address);
         let request = self.http.post(url).bearer_auth(&cluster.settings.token).timeout(ANSWERED_WITHIN).body(body);
         match request.send().await.and_then(reqwest::Response::error_for_status) {

@@ -15,8 +15,7 @@ pub async fn carry_out(overlay: &Overlay, verb: ViewVerb, client: Option<Process
             Ok(Reply::Views(vec![overlay.lay_view(&id, allow_copy, awaits_mount).await?]))
         }
         ViewVerb::Mounted { id } => {
-            let overlay = overlay.clone();
-            blocking(move || overlay.view_is_mounted(&id)).await?;
+            overlay.view_is_mounted(&id)?;
             Ok(Reply::Views(Vec::new()))
         }
         ViewVerb::List => Ok(Reply::Views(overlay.views()?)),

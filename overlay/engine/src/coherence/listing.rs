@@ -230,10 +230,13 @@ impl Inner {
                     *contents = came;
                 }
                 if let Some(children) = self.merge(dir, &stat, (entries, absent), &watched, began)? {
-                    if self.children_changed(children, &watched).await? && !watched.looks_again() {
+                    let are_known = self.children_changed(children, &watched).await?;
+                    {
                         let mut state = node.state.lock();
                         // Not if something that was found meanwhile requires another listing.
-                        if matches!(state.record.listing, ListingState::Complete(_)) {
+                        if watched.looks_again() {
+                            state.validated = None;
+                        } else if are_known && matches!(state.record.listing, ListingState::Complete(_)) {
                             state.names.listed_at = Some(began);
                         }
                     }

@@ -102,16 +102,8 @@ impl Inner {
         }
         let LayingTree { awaits_mount, files, directories, bytes, copied_bytes, .. } = tree;
         let maker = record.maker.filter(|_| awaits_mount);
-        *record = ViewRecord {
-            phase: ViewPhase::Laid,
-            maker,
-            awaits_mount,
-            files,
-            directories,
-            bytes,
-            copied_bytes,
-            ..record.clone()
-        };
+        *record =
+            ViewRecord { phase: ViewPhase::Laid, maker, files, directories, bytes, copied_bytes, ..record.clone() };
         let shown = self.shown_view(&tree.id, record)?;
         self.save_views(&known)?;
         drop(known);
