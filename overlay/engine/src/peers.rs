@@ -8,6 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use forebay_backends::{Content as ContentStream, Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
 use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_catalog::NameRecord;
 use futures::future::BoxFuture;
 
 use super::coherence::Age;
@@ -70,7 +71,7 @@ impl Overlay {
         asks: bool,
     ) -> Result<Option<Loan>> {
         let inner = &self.inner;
-        let Some(ino) = inner.find_known(path)? else {
+        let Some(ino) = inner.find_known(path, NameRecord::here_ino)? else {
             if !asks {
                 return Ok(None);
             }
@@ -109,7 +110,8 @@ impl Overlay {
     pub fn take_announcement(&self, path: &PoolPath) -> Result<()> {
         let inner = &self.inner;
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else { return Ok(()) };
-        let Some(dir) = inner.find_in_pool_names(&parent)? else { return Ok(()) };
+        let in_pool = |record: &NameRecord| record.pool.or_else(|| record.here_ino());
+        let Some(dir) = inner.find_known(&parent, in_pool)? else { return Ok(()) };
         let record = inner.catalog.name(dir, name)?;
         let objects: Vec<_> = [record.pool, record.here_ino()].into_iter().flatten().collect();
         let mut nodes: Vec<_> = objects.iter().chain([&dir]).filter_map(|ino| inner.table.peek(*ino)).collect();
@@ -142,28 +144,18 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Returns the inode of a path of the pool as far as this node knows, without a question to the pool.
-    fn find_in_pool_names(&self, path: &PoolPath) -> Result<Option<super::Ino>> {
-        let mut at = super::Ino::ROOT;
+    /// Returns the inode of a path as far as this node knows, without a question to the pool. `under`: which inode of a
+    /// name counts.
+    fn find_known(&self, path: &PoolPath, under: impl Fn(&NameRecord) -> Option<Ino>) -> Result<Option<Ino>> {
+        let mut at = Ino::ROOT;
         for name in path.components() {
-            let record = self.catalog.name(at, name)?;
-            let Some(ino) = record.pool.or_else(|| record.here_ino()) else { return Ok(None) };
+            let Some(ino) = under(&self.catalog.name(at, name)?) else { return Ok(None) };
             at = ino;
         }
         Ok(Some(at))
     }
 
-    /// Returns the inode of a path as far as this node knows, without a question to the pool.
-    fn find_known(&self, path: &PoolPath) -> Result<Option<super::Ino>> {
-        let mut at = super::Ino::ROOT;
-        for name in path.components() {
-            let Some(ino) = self.catalog.name(at, name)?.here_ino() else { return Ok(None) };
-            at = ino;
-        }
-        Ok(Some(at))
-    }
-
-    fn loan_of(&self, overlay: &Overlay, ino: super::Ino, is_wanted: &impl Fn(&Version) -> bool) -> Option<Loan> {
+    fn loan_of(&self, overlay: &Overlay, ino: Ino, is_wanted: &impl Fn(&Version) -> bool) -> Option<Loan> {
         let node = self.node(ino).ok()?;
         let version = {
             let state = node.state.lock();

@@ -20,7 +20,7 @@ const WAITING_MAX: usize = 8192;
 const WAITING_FOR_ALL_MAX: usize = 64 * WAITING_MAX;
 /// How long paths are collected for one request.
 const COLLECTED_FOR: Duration = Duration::from_millis(20);
-/// How long a member may take for its answer. It asks nobody.
+/// How long a member may take for its answer, for which it needs no pool.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is to be announced. A member has an entry as long as something is being sent to it.
