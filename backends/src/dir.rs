@@ -146,12 +146,14 @@ impl DirPool {
         let stopped = |what: &str| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {what}", self.url()));
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
         let shared = Arc::clone(&self.shared);
-        let task = tokio::task::spawn_blocking(move || {
+        let work: Box<dyn FnOnce() -> Result<T> + Send> = Box::new(move || {
             let answer = work(&shared);
             drop(permit);
             answer
         });
-        task.await.map_err(|failure| stopped("its worker thread ended").with_source(failure))?
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|failure| stopped("its worker thread ended").with_source(failure))?
     }
 
     /// Runs a cheap `work` inline if the file system is local.

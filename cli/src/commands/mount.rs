@@ -40,7 +40,7 @@ pub fn run(mut args: args::MountArgs, output: &Output) -> Result<Exit, Failure> 
     }
     if foreground {
         processes::log();
-        supervisor::run(plan.config, allocator::give_back_in_background, |ready| {
+        supervisor::run(plan.config, allocator::give_back_in_background, &|ready| {
             told(ready, output);
             notify_systemd();
         })?;

@@ -62,7 +62,7 @@ pub fn run(
     }
     if foreground {
         processes::log();
-        multi_mount::keep(&plan, |ready| {
+        multi_mount::keep(&plan, &|ready| {
             ready.iter().for_each(|one| mount::told(one, output));
             mount::notify_systemd();
         })?;

@@ -31,7 +31,7 @@ pub fn supervise() -> Result<Exit, Failure> {
     let config = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::new(FailureKind::Usage, format!("the description of the mount: {e}")))?;
     let outcome =
-        supervisor::run(config, allocator::give_back_in_background, |ready| StartOutcome::Ready(ready.clone()).tell());
+        supervisor::run(config, allocator::give_back_in_background, &|ready| StartOutcome::Ready(ready.clone()).tell());
     if let Err(failure) = &outcome {
         StartOutcome::Failed(failure.clone()).tell();
     }

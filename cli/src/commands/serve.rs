@@ -18,7 +18,7 @@ use crate::output::Output;
 pub fn run(args: ServeArgs, output: &Output) -> Result<Exit, Failure> {
     let config = config(args)?;
     processes::log();
-    cache_node::run(config, allocator::give_back_in_background, |ready| {
+    cache_node::run(config, allocator::give_back_in_background, &|ready| {
         told(ready, output);
         mount::notify_systemd();
     })?;

@@ -45,7 +45,7 @@ impl AddressUse {
         &self,
         (address, mut socket): (SocketAddr, Option<TcpListener>),
         connections: usize,
-        door: Arc<impl Door>,
+        door: Arc<dyn Door>,
         stop: CancellationToken,
     ) {
         let mut is_told = false;

@@ -112,11 +112,7 @@ fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
 ///
 /// # Errors
 /// Names what is wrong: the pool, the fast pool, an address, a file, the user.
-pub fn run(
-    mut config: CacheNodeConfig,
-    confined: impl FnOnce(),
-    on_ready: impl FnOnce(&CacheNodeReady),
-) -> Result<(), Failure> {
+pub fn run(mut config: CacheNodeConfig, confined: fn(), on_ready: &dyn Fn(&CacheNodeReady)) -> Result<(), Failure> {
     let to_create = check(&mut config)?;
     let user = user(&config.user)?;
     let access = access(config.access.as_deref())?;
@@ -181,7 +177,7 @@ async fn serve(
     sockets: NodeSockets,
     options: CacheNodeOptions,
     mut notes: Vec<String>,
-    on_ready: impl FnOnce(&CacheNodeReady),
+    on_ready: &dyn Fn(&CacheNodeReady),
 ) -> Result<(), Failure> {
     let NodeSockets { content, certificate, metrics, peers: peer_socket } = sockets;
     let mount = &config.mount;

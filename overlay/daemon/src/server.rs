@@ -7,7 +7,7 @@ mod views;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -401,6 +401,7 @@ impl ReplyWriter {
         engine: &Handle,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Gone> {
+        let work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         let mut work = AbortOnDropHandle::new(engine.spawn(work));
         let ended_early = |e| Failure::new(FailureKind::Other, format!("the daemon could not answer: {e}"));
         Ok(self.alive_until(&mut work).await?.map_err(ended_early)?)

@@ -111,7 +111,7 @@ fn program() -> io::Result<PathBuf> {
 
 /// Mounts, and supervises until the mount is gone. `confined` is called once this process has given up what it does not
 /// need, and `on_ready` when the mount serves.
-pub fn run(config: MountConfig, confined: impl FnOnce(), on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
+pub fn run(config: MountConfig, confined: fn(), on_ready: &dyn Fn(&Ready)) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
     let runtime = Runtime::of(&config.mountpoint);
     let lock = runtime.claim()?;
@@ -180,7 +180,7 @@ impl Supervisor {
         Ok(Self { program: program()?, runtime, state, device, signals: Signals::new()?, _lock: lock })
     }
 
-    async fn supervise(&mut self, on_ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
+    async fn supervise(&mut self, on_ready: &dyn Fn(&Ready)) -> Result<(), Failure> {
         let mut on_ready = Some(on_ready);
         let (mut rapid, mut useless) = (0, 0);
         // The worker reads its configuration from the state.
@@ -218,7 +218,7 @@ impl Supervisor {
     }
 
     /// Runs one worker from its start to its end.
-    async fn one_life<F: FnOnce(&Ready)>(&mut self, on_ready: &mut Option<F>) -> io::Result<Ended> {
+    async fn one_life(&mut self, on_ready: &mut Option<&dyn Fn(&Ready)>) -> io::Result<Ended> {
         let mut child = tokio::process::Command::from(self.worker_command()?).spawn()?;
         self.state.worker = child.id().map(Process::of);
         self.save();

@@ -29,7 +29,7 @@ const ENGINE_THREADS: usize = 4;
 
 /// Serves the mount of a runtime directory until it is unmounted. Writes its outcome to standard output. `confined` is
 /// called once this thread has given up what it does not need; threads that it starts later have no more than it has.
-pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
+pub fn run(dir: &Path, confined: fn()) -> Result<(), Failure> {
     let outcome = start(dir, confined);
     if let Err(failure) = &outcome {
         tracing::error!("{failure}");
@@ -38,7 +38,7 @@ pub fn run(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
     outcome
 }
 
-fn start(dir: &Path, confined: impl FnOnce()) -> Result<(), Failure> {
+fn start(dir: &Path, confined: fn()) -> Result<(), Failure> {
     fuse::end_on_panic();
     let failed = |e: io::Error| Failure::io("cannot start the worker", &e);
     let runtime = Runtime::at(dir.to_path_buf());

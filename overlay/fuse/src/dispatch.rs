@@ -45,7 +45,7 @@ pub fn dispatch<T, W, R>(
     R: FnOnce(Result<T>) + Send + 'static,
 {
     let (begun, counted) = (Instant::now(), latencies.clone());
-    let task = async move {
+    let task = Box::pin(async move {
         match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => reply(outcome),
             Err(panic) => {
@@ -54,7 +54,18 @@ pub fn dispatch<T, W, R>(
             }
         }
         counted.of(operation).observe(begun.elapsed());
-    };
+    });
+    run(runtime, latencies, of, task);
+}
+
+/// Polls `task` here, and on the runtime if it is not ready then or must wait for its turn. Not part of [`dispatch`]: it
+/// would be compiled once for each operation.
+fn run(
+    runtime: &Handle,
+    latencies: &Arc<RequestLatencies>,
+    of: Option<(&Arc<Shares>, u32)>,
+    mut task: Pin<Box<dyn Future<Output = ()> + Send>>,
+) {
     let _inside = runtime.enter();
     if let Some((shares, user)) = of
         && shares.must_wait(user)
@@ -67,7 +78,6 @@ pub fn dispatch<T, W, R>(
         });
         return;
     }
-    let mut task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
     match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(()) => {}
         Poll::Pending => {

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, PoolPath};
 use forebay_cluster::{
@@ -130,6 +131,7 @@ impl PeerDoor {
     }
 }
 
+#[async_trait]
 impl Door for PeerDoor {
     fn content_max(&self, head: &Parts) -> usize {
         let is_announcement = head.method == Method::POST && head.uri.path() == ANNOUNCE_PATH;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use async_trait::async_trait;
 use forebay_engine::Overlay;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
@@ -252,6 +253,7 @@ fn one_client(address: IpAddr) -> IpAddr {
     }
 }
 
+#[async_trait]
 impl Door for CacheNode {
     fn content_max(&self, head: &Parts) -> usize {
         if self.forwards(&head.method) { FORWARDED_BYTES } else { 0 }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use forebay_engine::Overlay;
 use forebay_system::tcp_clients;
 use http::header::{ALLOW, HOST};
@@ -16,21 +17,21 @@ use crate::page::{Events, MountSource, Residency};
 use crate::{Door, HttpClient, ReplyBody, RequestContent, metrics, page};
 
 /// Serves the metrics, the page and its data.
-pub struct Dashboard<S> {
+pub struct Dashboard {
     registry: Arc<Registry>,
-    source: Arc<S>,
-    events: Events<S>,
+    source: Arc<dyn MountSource>,
+    events: Events,
     residency: Residency,
     address: SocketAddr,
     stop: CancellationToken,
 }
 
-impl<S: MountSource> Dashboard<S> {
+impl Dashboard {
     /// `address` is the one that clients connect to. The answers with events end with `stop`.
     pub fn new(
         registry: Registry,
         overlay: Overlay,
-        source: Arc<S>,
+        source: Arc<dyn MountSource>,
         address: SocketAddr,
         stop: CancellationToken,
     ) -> Self {
@@ -82,7 +83,8 @@ impl<S: MountSource> Dashboard<S> {
     }
 }
 
-impl<S: MountSource> Door for Dashboard<S> {
+#[async_trait]
+impl Door for Dashboard {
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {
         let (request, content) = request.into_parts();
         if let Some(refused) = content.refused() {

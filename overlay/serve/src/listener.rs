@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, Version};
@@ -38,12 +40,9 @@ static CONTENT_TURNS: Semaphore = Semaphore::const_new(CONTENTS);
 const STREAMS: u32 = 100;
 
 /// What answers requests.
+#[async_trait]
 pub trait Door: Send + Sync + 'static {
-    fn answer(
-        &self,
-        request: Request<RequestContent>,
-        client: HttpClient,
-    ) -> impl Future<Output = Response<ReplyBody>> + Send;
+    async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody>;
 
     /// The most bytes of content that a request with this head may have.
     fn content_max(&self, _head: &Parts) -> usize {
@@ -142,7 +141,12 @@ impl Listener {
 
     /// Answers until `stop`. Then no connection is accepted, the requests under way end within the limit, and the rest
     /// is cut off.
-    pub async fn serve(self, door: Arc<impl Door>, stop: CancellationToken) {
+    // Boxed here, so that HTTP is compiled in this crate and not in each caller.
+    pub fn serve(self, door: Arc<dyn Door>, stop: CancellationToken) -> BoxFuture<'static, ()> {
+        Box::pin(self.accept_until(stop, door))
+    }
+
+    async fn accept_until(self, stop: CancellationToken, door: Arc<dyn Door>) {
         let graceful = GracefulShutdown::new();
         let slots = Arc::new(Semaphore::new(self.limits.connections));
         let cut = CancellationToken::new();
@@ -192,7 +196,7 @@ async fn connection(
     tls: Option<TlsAcceptor>,
     limits: &ListenerLimits,
     watcher: Watcher,
-    door: Arc<impl Door>,
+    door: Arc<dyn Door>,
 ) {
     // Without it, the last packet of a response may wait for the client's delayed acknowledgement.
     let _ = stream.set_nodelay(true);
@@ -235,7 +239,7 @@ async fn exchange(
     client: HttpClient,
     limits: &ListenerLimits,
     watcher: Watcher,
-    door: Arc<impl Door>,
+    door: Arc<dyn Door>,
 ) -> Result<(), String> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder

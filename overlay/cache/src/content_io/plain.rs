@@ -34,10 +34,11 @@ impl PlainIo {
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Result<T> {
         let permit = Arc::clone(&self.in_flight).acquire_owned().await;
-        let finished = task::spawn_blocking(move || {
+        let work: Box<dyn FnOnce() -> io::Result<T> + Send> = Box::new(move || {
             let _permit = permit;
             work()
         });
+        let finished = task::spawn_blocking(work);
         match finished.await {
             Ok(result) => result.map_err(|error| Error::io(error, Side::Cache, what)),
             Err(stopped) => Err(Error::os(libc::ECANCELED, Side::Cache, what).with_source(stopped)),

@@ -11,7 +11,7 @@ use super::{MultiMountPlan, MultiMountRoot, directory, mount, umount};
 
 /// Mounts, and returns when all pools are unmounted. `on_ready` is called once, when all pools serve. The first signal
 /// unmounts all pools, unless one is in use, which the log says; the second detaches them.
-pub fn keep(plan: &MultiMountPlan, on_ready: impl FnOnce(&[Ready])) -> Result<(), Failure> {
+pub fn keep(plan: &MultiMountPlan, on_ready: &dyn Fn(&[Ready])) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot stay in the foreground", &e);
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     rt.block_on(async {

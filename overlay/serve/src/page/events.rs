@@ -32,9 +32,9 @@ const JOBS_MAX: usize = 100;
 const PAGES_MAX: usize = 16;
 
 /// Sends the data of the page.
-pub struct Events<S> {
+pub struct Events {
     overlay: Overlay,
-    source: Arc<S>,
+    source: Arc<dyn MountSource>,
     slots: Arc<Semaphore>,
 }
 
@@ -77,9 +77,9 @@ struct RequestLatency {
     latency: LatencySnapshot,
 }
 
-struct EventStream<S> {
+struct EventStream {
     overlay: Overlay,
-    source: Arc<S>,
+    source: Arc<dyn MountSource>,
     stop: CancellationToken,
     tick: Interval,
     sent: u64,
@@ -87,8 +87,8 @@ struct EventStream<S> {
     _slot: OwnedSemaphorePermit,
 }
 
-impl<S: MountSource> Events<S> {
-    pub fn new(overlay: Overlay, source: Arc<S>) -> Self {
+impl Events {
+    pub fn new(overlay: Overlay, source: Arc<dyn MountSource>) -> Self {
         Self { overlay, source, slots: Arc::new(Semaphore::new(PAGES_MAX)) }
     }
 
@@ -111,7 +111,7 @@ impl<S: MountSource> Events<S> {
     }
 }
 
-impl<S: MountSource> EventStream<S> {
+impl EventStream {
     fn pieces(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::unfold(self, |mut events| async move {
             let stop = events.stop.clone();

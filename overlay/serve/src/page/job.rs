@@ -9,7 +9,7 @@ use crate::ReplyBody;
 const FILES_MAX: usize = 1000;
 
 /// Answers which files a job used.
-pub async fn job<S: MountSource>(source: &S, id: String) -> Response<ReplyBody> {
+pub async fn job(source: &dyn MountSource, id: String) -> Response<ReplyBody> {
     match source.job_files(id).await {
         Ok(Some(mut files)) => {
             files.sort_by_key(|file| file.first_use_rank);
