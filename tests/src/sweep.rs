@@ -36,7 +36,8 @@ const SERVER_EVERY: u64 = 4;
 /// The longest time that a restart may hold up a writer.
 const HELD_UP: Duration = Duration::from_secs(30);
 
-fn setting(name: &str, default: u64) -> u64 {
+/// Returns the number in an environment variable, or `default`.
+pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 

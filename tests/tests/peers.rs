@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use forebay_api::peers::{MemberSource, PassOver, PeerState};
 use forebay_tests::cache_node::Node;
-use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, node_with, nodes, passed_over, peers, peers_file};
+use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, node, node_with, nodes, passed_over, peers, peers_file};
 use forebay_tests::http;
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, alone, attempt, content};
 use forebay_tests::network::Network;
 use forebay_tests::process::{need, run, wait_until};
 use forebay_tests::servers::etcd::Etcd;
 use forebay_tests::servers::s3::Versitygw;
-use forebay_tests::servers::{Server, free_port};
+use forebay_tests::servers::{Remote, Server, free_port};
+use forebay_tests::tree;
 
 const MIB: usize = 1 << 20;
 
@@ -415,6 +416,49 @@ fn what_a_node_has_flushed_is_seen_by_the_others_at_once() {
     assert_eq!(names(), ["changed", "created", "target"]);
     assert_eq!(fs::read(reader.path("changed")).unwrap(), b"changed");
     wait_until("all is told", || peers(writer).announced >= 4);
+}
+
+/// SEMANTICS 119: "What a node of a cluster has flushed is seen by programs on the other nodes before `metadata-ttl` has expired
+/// there"
+#[test]
+fn announcements_reach_hard_links_and_moved_names_beside_a_member_that_hangs() {
+    let _alone = alone();
+    let pool = Place::new();
+    let dir = pool.pool();
+    for name in ["linked", "moved", "dir/inside"] {
+        fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+        fs::write(dir.join(name), "old").unwrap();
+    }
+    fs::hard_link(dir.join("linked"), dir.join("other name")).unwrap();
+    let remote = Remote {
+        url: dir.to_str().unwrap().to_owned(),
+        tree: Arc::new(tree::Files(dir.clone())),
+        environment: BTreeMap::new(),
+    };
+    let members = addresses(3);
+    let listener = TcpListener::bind((members[2].host.as_str(), members[2].port)).unwrap();
+    thread::spawn(move || lying(listener, &Arc::new(Mutex::new(Lie::Silence))));
+    let policy = Some("[default]\nflush = \"manual\"\nmetadata-ttl = \"1h\"\nconsistency = \"ttl:1h\"\n".into());
+    let options = Options { policy, remote: Some(remote), ..Options::default() };
+    let [writer, reader] = [0, 1].map(|at| node(&members[at], &members, options.clone()));
+    let size = |name: &str| fs::metadata(reader.path(name)).ok().map(|meta| meta.len());
+    let sizes = || ["linked", "other name", "moved", "taken", "dir", "elsewhere/inside"].map(size);
+    // The reader's own changes, which wait: a file and a directory have other names there.
+    fs::rename(reader.path("moved"), reader.path("taken")).unwrap();
+    fs::rename(reader.path("dir"), reader.path("elsewhere")).unwrap();
+    assert_eq!(sizes(), [Some(3), Some(3), None, Some(3), None, Some(3)]);
+    fs::write(writer.path("linked"), "by one name").unwrap();
+    fs::write(writer.path("moved"), "moved there").unwrap();
+    fs::write(writer.path("dir/inside"), "inside it").unwrap();
+    writer.flush();
+    wait_until("the changes are seen", || sizes() == [Some(11), Some(11), None, Some(11), None, Some(9)]);
+    assert_eq!(fs::read(reader.path("other name")).unwrap(), b"by one name");
+    assert_eq!(fs::read(reader.path("taken")).unwrap(), b"moved there");
+    assert_eq!(fs::read(reader.path("elsewhere/inside")).unwrap(), b"inside it");
+    wait_until("what the third does not take is lost", || peers(&writer).announcements_lost >= 3);
+    reader.flush();
+    assert_eq!(fs::read(dir.join("taken")).unwrap(), b"moved there");
+    assert_eq!(fs::read(dir.join("elsewhere/inside")).unwrap(), b"inside it");
 }
 
 /// SECURITY 19: "answers no client without the token of the cluster"

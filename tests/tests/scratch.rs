@@ -11,6 +11,7 @@ use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{Answer, forebay, run, wait_until};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
+use forebay_tests::sweep::setting;
 use forebay_tests::truth::seed;
 use forebay_tests::users::{U1, U2, User};
 use rand::{Rng, SeedableRng};
@@ -22,8 +23,8 @@ const DENIED: i32 = 7;
 const EXISTS: i32 = 10;
 const POOL_GONE: i32 = 4;
 const NOBODY: u32 = 65534;
-/// Rounds of commits, every second a merge. The first two end, the others are killed.
-const ROUNDS: usize = 22;
+/// Commits that are killed, every second a merge.
+const KILLS: u64 = 8;
 
 /// Nothing is flushed that no request asks for, and all users see the mount.
 fn mount() -> Mount {
@@ -438,13 +439,15 @@ fn a_killed_commit_is_finished_or_undone() {
     };
     // They close in on the moment at which it is decided.
     let mut delays = [Duration::ZERO; 2];
-    for round in 0..ROUNDS {
+    // The first two end.
+    let rounds = 2 + setting("FOREBAY_KILLS", KILLS) as usize;
+    for round in 0..rounds {
         let is_merge = round % 2;
         let name = format!("t{round}");
         let (from, to) = (dir.join(&name), mount.path(&name));
-        fill(&from, 0, 30);
+        fill(&from, 0, 15);
         if is_merge == 1 {
-            fill(&to, 1000, 20);
+            fill(&to, 1000, 10);
             fs::write(to.join("3/foreign"), "stays").unwrap();
         }
         let was = seen(&from);
@@ -486,7 +489,7 @@ fn a_killed_commit_is_finished_or_undone() {
     }
     println!("commits and merges, {delays:?}: {finished:?} finished, {undone:?} undone");
     mount.flush();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let name = format!("t{round}");
         assert_eq!(mount.pool(&name).exists(), mount.path(&name).exists());
         if mount.path(&name).exists() {

@@ -71,7 +71,8 @@ fn clients_that_stop_are_cut_off() {
             let begun = Instant::now();
             while is_connected(local, address) {
                 assert!(begun.elapsed() < LIMIT, "the node waits for a client that reads nothing");
-                thread::sleep(Duration::from_millis(100));
+                // The kernel writes the list of all connections, and another test has ten thousand.
+                thread::sleep(Duration::from_secs(1));
             }
             assert!(to_the_end(&stream).len() < 64 * MIB);
         });

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use lru::LruCache;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -104,7 +105,7 @@ impl OpenFiles {
         drop(state);
         drop(evicted);
         if start {
-            tokio::spawn(reap(Arc::downgrade(self)));
+            tokio::spawn(reap(Arc::downgrade(self)).boxed());
         }
     }
 

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::pieces::PieceOrder;
@@ -133,9 +133,10 @@ impl DirPool {
             }
             let batch = batches.next().await?;
             let (pool, path, staging) = (self.handle(), path.clone(), Arc::clone(staging));
-            writes.spawn(async move {
-                pool.blocking(move |pool| staging.write(pool.root.call("put", &path), &batch)).await
-            });
+            writes.spawn(
+                async move { pool.blocking(move |pool| staging.write(pool.root.call("put", &path), &batch)).await }
+                    .boxed(),
+            );
         }
         while !writes.is_empty() {
             ended(writes.join_next().await)?;

@@ -4,6 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use nfs3_client::nfs3_types::nfs3::{
     GETATTR3args, LOOKUP3args, Nfs3Option, SETATTR3args, diropargs3, fattr3, nfs_fh3, nfsstat3,
@@ -112,11 +113,14 @@ impl Session {
     ) -> Result<T> {
         let stopped = |why| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {why}", self.location.url()));
         let permit = Arc::clone(&self.changes).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
-        let task = tokio::spawn(async move {
-            let answer = change.await;
-            drop(permit);
-            answer
-        });
+        let task = tokio::spawn(
+            async move {
+                let answer = change.await;
+                drop(permit);
+                answer
+            }
+            .boxed(),
+        );
         task.await.map_err(|failure| stopped("its task ended").with_source(failure))?
     }
 

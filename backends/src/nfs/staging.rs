@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use nfs3_client::nfs3_types::nfs3::{CREATE3args, Nfs3Option, REMOVE3args, createhow3, nfs_fh3, nfsstat3, sattr3};
 
 use crate::unfinished::unique_name;
@@ -32,7 +33,7 @@ impl Drop for NfsTempFile {
         // A file that cannot be removed now is left to a sweep.
         if let (true, Ok(runtime)) = (self.owned, tokio::runtime::Handle::try_current()) {
             let (session, temp, owner) = (Arc::clone(&self.session), self.temp.clone(), self.owner);
-            runtime.spawn(async move { session.remove_temporary(&temp, owner).await });
+            runtime.spawn(async move { session.remove_temporary(&temp, owner).await }.boxed());
         }
     }
 }

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
 use nfs3_client::nfs3_types::nfs3::{COMMIT3args, WRITE3args, nfs_fh3, stable_how, writeverf3};
 use nfs3_client::nfs3_types::xdr_codec::Opaque;
 use tokio::task::JoinSet;
@@ -133,7 +134,8 @@ impl NfsUpload {
 
     fn start(&mut self, offset: u64, data: Bytes) {
         let (session, file, owners) = (Arc::clone(&self.session), self.file.clone(), self.owners.clone());
-        self.under_way.spawn(async move { write(&session, &file, &owners, offset, data, stable_how::UNSTABLE).await });
+        self.under_way
+            .spawn(async move { write(&session, &file, &owners, offset, data, stable_how::UNSTABLE).await }.boxed());
     }
 
     async fn await_one(&mut self, call: NfsCall<'_>) -> Outcome<()> {

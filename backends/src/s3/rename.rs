@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use serde::{Deserialize, Serialize};
 
 use crate::store::moves::ShownMove;
@@ -151,7 +151,7 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
     let replaced = if let StoredObject::Object(object) = there { Some(object) } else { None };
     let bucket_too = Arc::clone(bucket);
     // The caller may be gone before the rename is done, and a half-done rename must not stay.
-    let work = tokio::spawn(async move { bucket_too.begin(what, replaced).await });
+    let work = tokio::spawn(async move { bucket_too.begin(what, replaced).await }.boxed());
     let done = work.await.unwrap_or_else(|_| Err(StoreRefusal::local(ErrorKind::Unavailable, "it was stopped".into())));
     bucket.forget_directory(&source.place.directory());
     done.map_err(|refusal| match refusal.is(ErrorKind::Conflict) {
@@ -403,12 +403,15 @@ fn wanted_below(from: &str, what: &Move) -> TargetCondition<'static> {
 /// Finishes the interrupted renames within a short time; the rest in the background.
 pub(super) async fn finish(bucket: &Arc<Bucket>) {
     let too = Arc::clone(bucket);
-    let work = tokio::spawn(async move {
-        if let Err(refusal) = too.finish_renames().await {
-            let error = refusal.into_error("look for interrupted renames");
-            tracing::warn!(%error, "it is tried again when the bucket is attached");
+    let work = tokio::spawn(
+        async move {
+            if let Err(refusal) = too.finish_renames().await {
+                let error = refusal.into_error("look for interrupted renames");
+                tracing::warn!(%error, "it is tried again when the bucket is attached");
+            }
         }
-    });
+        .boxed(),
+    );
     // If it takes longer, objects below the moving directories appear and vanish meanwhile.
     let _ = tokio::time::timeout(FINISHED_WITHIN, work).await;
 }

@@ -76,7 +76,7 @@ impl Drop for MultipartUpload {
                 let error = refusal.into_error(format!("abort the upload of s3://{}/{key}", client.bucket));
                 tracing::warn!(%error, "parts stay on the server until its rules for unfinished uploads remove them");
             }
-        });
+        }.boxed());
     }
 }
 

@@ -16,6 +16,7 @@ use forebay_serve::{
     ListenerLimits, LogFormat, ProxyOptions, ServedContent, check_origin,
 };
 use forebay_system::identity;
+use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
@@ -162,7 +163,7 @@ pub fn run(mut config: CacheNodeConfig, confined: fn(), on_ready: &dyn Fn(&Cache
     let peers = peers::settings(&config.mount)?.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
     let sockets = NodeSockets { content: sockets, certificate, metrics, peers };
     let log = options.log.clone();
-    let outcome = rt.block_on(serve(&runtime, config, sockets, options, notes, on_ready));
+    let outcome = rt.block_on(serve(&runtime, config, sockets, options, notes, on_ready).boxed_local());
     if let Some(log) = log {
         log.flush(LOG_WAIT);
     }
@@ -218,7 +219,7 @@ async fn serve(
             .and_then(|listener| Ok((listener.address()?, listener)))
             .map_err(|e| Failure::io("cannot listen", &e))?;
         addresses.push(listener.0);
-        listeners.spawn(listener.1.serve(node.clone(), ending.clone()));
+        listeners.spawn(listener.1.serve(node.clone(), ending.clone()).boxed());
     }
     super::offline::remember(mount);
     tracing::info!("{path} serves {}", mount.source());

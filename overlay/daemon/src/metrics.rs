@@ -80,7 +80,7 @@ impl MetricsServer {
     pub fn start(address: SocketAddr, socket: Option<TcpListener>, parts: MountParts) -> io::Result<Self> {
         let MountParts { overlay, jobs, requests, responses, facts } = parts;
         let counted = overlay.clone();
-        tokio::spawn(async move { counted.keep_census().await });
+        tokio::spawn(async move { counted.keep_census().await }.boxed());
         let mut registry = metrics::registry();
         registry.register_collector(Box::new(EngineMetrics::new(overlay.clone(), facts.pool_calls.clone())));
         let counts = requests.clone();
@@ -98,7 +98,7 @@ impl MetricsServer {
         let guard = stop.clone().drop_guard();
         thread::Builder::new().name("forebay-metrics".into()).spawn(move || {
             let connections = limits::METRICS_CONNECTIONS;
-            runtime.block_on(ADDRESS.serve((address, socket), connections, Arc::new(dashboard), stop));
+            runtime.block_on(ADDRESS.serve((address, socket), connections, Arc::new(dashboard), stop).boxed_local());
             runtime.shutdown_background();
         })?;
         Ok(Self(guard))

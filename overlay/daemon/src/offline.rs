@@ -11,6 +11,7 @@ use forebay_api::operator::FsckReport;
 use forebay_backends::PoolDescription;
 use forebay_cache::guard;
 use forebay_engine::salvage;
+use futures::FutureExt;
 use serde::{Deserialize, Serialize};
 
 /// The note in each fast directory, with the configuration of its last mount.
@@ -102,15 +103,18 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .enable_all()
         .build()
         .map_err(|e| Failure::io("cannot start", &e))?;
-    let outcome = rt.block_on(async {
-        // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a tier
-        // that a policy does not name is given up.
-        let policy = worker::policy(config)?.that_flushes_by_request();
-        let overlay = worker::open(config, policy, false).await?.overlay;
-        let report = overlay.fsck(repair).await;
-        overlay.shutdown().await?;
-        Ok(report?)
-    });
+    let outcome = rt.block_on(
+        async {
+            // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a tier
+            // that a policy does not name is given up.
+            let policy = worker::policy(config)?.that_flushes_by_request();
+            let overlay = worker::open(config, policy, false).await?.overlay;
+            let report = overlay.fsck(repair).await;
+            overlay.shutdown().await?;
+            Ok(report?)
+        }
+        .boxed_local(),
+    );
     rt.shutdown_background();
     outcome
 }

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use forebay_engine::Overlay;
 use forebay_peers::{EtcdMembers, PeerClient, PeerDoor, PeerSettings, Peers};
+use futures::FutureExt;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -76,9 +77,10 @@ pub fn start(
     let stop = CancellationToken::new();
     let door = Arc::new(PeerDoor::new(peers.clone(), overlay.clone()));
     let ended = stop.clone();
-    tokio::spawn(async move { ADDRESS.serve((address, socket), limits::PEER_CONNECTIONS, door, ended).await });
-    let in_etcd = etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone())));
-    tokio::spawn(follow(file, peers.clone(), stop.clone()));
+    tokio::spawn(async move { ADDRESS.serve((address, socket), limits::PEER_CONNECTIONS, door, ended).await }.boxed());
+    let in_etcd =
+        etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone()).boxed()));
+    tokio::spawn(follow(file, peers.clone(), stop.clone()).boxed());
     Ok(Some(PeerServer { peers, ends: stop.drop_guard(), in_etcd }))
 }
 

@@ -21,7 +21,7 @@ use forebay_jobs::Jobs;
 use forebay_peers::Peers;
 use forebay_prefetch::signature::Invocation;
 use forebay_system::process::Process;
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
@@ -74,12 +74,15 @@ impl Server {
         };
         let (stop, stopped) = oneshot::channel();
         std::thread::Builder::new().name("forebay-control".into()).spawn(move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = serve(listener, context) => {}
-                    _ = stopped => {}
+            runtime.block_on(
+                async {
+                    tokio::select! {
+                        () = serve(listener, context) => {}
+                        _ = stopped => {}
+                    }
                 }
-            });
+                .boxed_local(),
+            );
         })?;
         Ok(Self(stop))
     }
@@ -100,12 +103,15 @@ async fn serve(listener: UnixListener, context: Arc<ServerContext>) {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let context = context.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = answer(stream, &context).await {
-                        tracing::debug!("a client left: {error}");
+                tokio::spawn(
+                    async move {
+                        if let Err(error) = answer(stream, &context).await {
+                            tracing::debug!("a client left: {error}");
+                        }
+                        drop(slot);
                     }
-                    drop(slot);
-                });
+                    .boxed(),
+                );
             }
             Err(error) => {
                 // Probably out of descriptors: by the next attempt, some may have been closed.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind};
 use forebay_fuse as fuse;
+use futures::FutureExt;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncBufReadExt;
 use tokio::process::Child;
@@ -125,13 +126,16 @@ pub fn run(config: MountConfig, confined: fn(), on_ready: &dyn Fn(&Ready)) -> Re
         confinement::confine();
         confined();
     });
-    let outcome = rt.block_on(async {
-        let device = mounted?;
-        let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
-        let outcome = supervisor.supervise(on_ready).await;
-        supervisor.end().await;
-        outcome
-    });
+    let outcome = rt.block_on(
+        async {
+            let device = mounted?;
+            let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
+            let outcome = supervisor.supervise(on_ready).await;
+            supervisor.end().await;
+            outcome
+        }
+        .boxed_local(),
+    );
     runtime.remove();
     // A pool that does not answer may hold a thread, which ends only with the process.
     rt.shutdown_background();

@@ -14,6 +14,7 @@ use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, Passt
 use forebay_jobs::{Collector, Jobs, WatchOptions};
 use forebay_policy::Policy;
 use forebay_system::descriptors;
+use futures::FutureExt;
 
 use super::config::MountConfig;
 use super::metrics::{self, MetricsServer, MountParts};
@@ -53,7 +54,7 @@ fn start(dir: &Path, confined: fn()) -> Result<(), Failure> {
     capabilities::give_up();
     confined();
     let rt = tokio_runtime()?;
-    let outcome = rt.block_on(serve(&runtime, &state, device, collector));
+    let outcome = rt.block_on(serve(&runtime, &state, device, collector).boxed_local());
     rt.shutdown_background();
     outcome
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{ErrorKind, PoolPath, Result};
 use forebay_cache::{ContentId, Stamp};
+use futures::FutureExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -53,12 +54,15 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     }
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = work => tracing::error!(name, "a background task ended"),
+        tokio::spawn(
+            async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = work => tracing::error!(name, "a background task ended"),
+                }
             }
-        });
+            .boxed(),
+        );
     };
     spawn("flush", Box::pin(super::writeback::rounds::flush_loop(inner.clone())));
     spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));

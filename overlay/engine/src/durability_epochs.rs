@@ -24,6 +24,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId};
 use forebay_catalog::InodeRecord;
 use forebay_system::clock::unix_now;
+use futures::FutureExt;
 
 pub(crate) use self::state::EpochState;
 use super::{Inner, Ino, Txn};
@@ -149,11 +150,14 @@ impl Inner {
         tracing::warn!(path = self.display(ino), "its content did not reach the device; it is fetched again");
         if let (true, Ok(runtime)) = (is_leased, tokio::runtime::Handle::try_current()) {
             let (inner, node) = (self.clone(), node.clone());
-            runtime.spawn(async move {
-                if let Err(error) = inner.ensure(&node, 0..size, FetchPriority::Demand).await {
-                    tracing::warn!(%error, %ino, "leased content is not resident any more");
+            runtime.spawn(
+                async move {
+                    if let Err(error) = inner.ensure(&node, 0..size, FetchPriority::Demand).await {
+                        tracing::warn!(%error, %ino, "leased content is not resident any more");
+                    }
                 }
-            });
+                .boxed(),
+            );
         }
         Ok(true)
     }

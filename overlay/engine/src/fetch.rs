@@ -212,7 +212,7 @@ impl Inner {
         let (flights, requests) = self.plan(node, range, &path)?;
         for request in requests {
             let (inner, node) = (self.clone(), node.clone());
-            tokio::spawn(async move { inner.answer(&node, request).await });
+            tokio::spawn(async move { inner.answer(&node, request).await }.boxed());
         }
         Ok(flights)
     }

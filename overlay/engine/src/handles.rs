@@ -17,6 +17,7 @@ use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId, Reservation, has_space};
 use forebay_policy::{FlushPolicy, Read};
+use futures::FutureExt;
 use rustix::io::Errno;
 
 use super::{Inner, Ino, Overlay, Seek, blocking};
@@ -477,10 +478,13 @@ impl Inner {
             from..to
         };
         let (inner, node) = (self.clone(), node.clone());
-        tokio::spawn(async move {
-            // The reader gets the same error when it reads this range.
-            let _ = inner.ensure(&node, ahead, FetchPriority::Demand).await;
-        });
+        tokio::spawn(
+            async move {
+                // The reader gets the same error when it reads this range.
+                let _ = inner.ensure(&node, ahead, FetchPriority::Demand).await;
+            }
+            .boxed(),
+        );
     }
 
     /// Counts the bytes that a content file occupies now.

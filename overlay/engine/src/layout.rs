@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{FileKind, Layout, Result, Version};
+use futures::FutureExt;
 use futures::future::join_all;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -95,7 +96,8 @@ impl Inner {
         if self.layout_subject(node).is_none_or(|subject| self.known_layout(&subject).is_some()) {
             return true;
         }
-        tokio::runtime::Handle::try_current().is_ok_and(|runtime| runtime.block_on(self.ask_layout(node)).is_ok())
+        tokio::runtime::Handle::try_current()
+            .is_ok_and(|runtime| runtime.block_on(self.ask_layout(node).boxed_local()).is_ok())
     }
 
     /// Returns the storage pool, if it is known without asking.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_backends::{Error, ErrorKind, Result, Side, Stat, Time, Version};
+use futures::FutureExt;
 
 use crate::node::{Node, PoolSync};
 use crate::pool_calls::CONFIRM_WITHIN;
@@ -144,14 +145,17 @@ impl Inner {
         // A program that must know that its bytes are durable has called fsync before.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let (inner, node) = (self.clone(), node.clone());
-            runtime.spawn(async move {
-                if let Err(error) = inner.sync_through(&node).await {
-                    tracing::error!(%error, "what was written through to the pool may be lost there");
+            runtime.spawn(
+                async move {
+                    if let Err(error) = inner.sync_through(&node).await {
+                        tracing::error!(%error, "what was written through to the pool may be lost there");
+                    }
+                    let ino = node.ino;
+                    drop(node);
+                    inner.table.drop_idle(ino);
                 }
-                let ino = node.ino;
-                drop(node);
-                inner.table.drop_idle(ino);
-            });
+                .boxed(),
+            );
         }
         Ok(())
     }

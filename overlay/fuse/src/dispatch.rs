@@ -71,11 +71,14 @@ fn run(
         && shares.must_wait(user)
     {
         let (shares, latencies) = (shares.clone(), latencies.clone());
-        runtime.spawn(async move {
-            let _waits = Waits::new(latencies);
-            let _counted = shares.request_in_turn(user).await;
-            task.await;
-        });
+        runtime.spawn(
+            async move {
+                let _waits = Waits::new(latencies);
+                let _counted = shares.request_in_turn(user).await;
+                task.await;
+            }
+            .boxed(),
+        );
         return;
     }
     match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -83,11 +86,14 @@ fn run(
         Poll::Pending => {
             let counted = of.map(|(shares, user)| shares.begin_request(user));
             let waits = Waits::new(latencies.clone());
-            runtime.spawn(async move {
-                let _waits = waits;
-                task.await;
-                drop(counted);
-            });
+            runtime.spawn(
+                async move {
+                    let _waits = waits;
+                    task.await;
+                    drop(counted);
+                }
+                .boxed(),
+            );
         }
     }
 }

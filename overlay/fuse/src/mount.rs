@@ -11,6 +11,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_engine::Overlay;
 use forebay_jobs::Jobs;
 use fuser::Session;
+use futures::FutureExt;
 use parking_lot::Mutex;
 use rustix::mount::MountFlags;
 use tokio::runtime::Handle as Runtime;
@@ -213,7 +214,7 @@ pub fn serve(overlay: Overlay, jobs: Jobs, device: OwnedFd, options: MountOption
         raise_readahead(&mountpoint);
     }
     overlay.expect_inherited(opens.iter().map(|open| open.ino));
-    runtime.spawn(Arc::clone(&mount_session.inherited).reopen(overlay, opens));
+    runtime.spawn(Arc::clone(&mount_session.inherited).reopen(overlay, opens).boxed());
     let session = run(session).map_err(kernel)?;
     let (unmounter, session) = (Unmounter { mountpoint }, Mutex::new(Some(session)));
     Ok(Mounted { modes, latencies, handshake, unmounter, session })

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::runtime::Handle as Runtime;
 
@@ -69,7 +70,7 @@ impl WakeupLatency {
         }
         self.streamed.fetch_add(1, Ordering::Relaxed);
         if !self.is_held.load(Ordering::Relaxed) && self.hold() {
-            runtime.spawn(Arc::clone(self).give_back_when_quiet());
+            runtime.spawn(Arc::clone(self).give_back_when_quiet().boxed());
         }
     }
 

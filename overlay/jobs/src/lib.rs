@@ -56,6 +56,7 @@ use forebay_ebpf::NO_JOB;
 use forebay_engine::{Advisor, Foreseen, Ino, Means, Opened, Overlay, blocking};
 use forebay_policy::JobFacts;
 use forebay_system::process::Process;
+use futures::FutureExt;
 use lru::LruCache;
 use parking_lot::Mutex;
 
@@ -360,7 +361,7 @@ impl Jobs {
         if inner.engine.policy().prefetch.online {
             let stop = inner.engine.stop().clone();
             let follow = inner.clone().follow_readers();
-            tokio::spawn(async move { stop.run_until_cancelled(follow).await });
+            tokio::spawn(async move { stop.run_until_cancelled(follow).await }.boxed());
         }
         Self { inner }
     }

@@ -9,6 +9,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobHead, JobSerial};
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
+use futures::FutureExt;
 
 use super::accounting::{Accounting, FileId, UsedFile};
 use super::{JobTable, Jobs, Running, slurm_steps};
@@ -298,7 +299,7 @@ impl JobsInner {
             if let Err(error) = engine.job_ended(inos).await {
                 tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");
             }
-        });
+        }.boxed());
     }
 
     /// Ends the leases of jobs whose end no daemon saw.

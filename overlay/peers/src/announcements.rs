@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::PoolPath;
 use forebay_cluster::NodeId;
+use futures::FutureExt;
 
 use crate::peers::Peers;
 use crate::wire::{ANNOUNCE_PATH, ANNOUNCED_BYTES, announcement};
@@ -83,7 +84,7 @@ impl Peers {
             }
             if is_new {
                 let (peers, member) = (self.clone(), member.id.clone());
-                runtime.spawn(async move { peers.send_announcements(&member).await });
+                runtime.spawn(async move { peers.send_announcements(&member).await }.boxed());
             }
         }
     }

@@ -12,7 +12,7 @@ use forebay_cluster::{
 };
 use forebay_engine::{Holding, Loan, Overlay, blocking};
 use forebay_serve::{Door, HttpClient, ReplyBody, RequestContent};
-use futures::stream;
+use futures::{FutureExt, stream};
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
@@ -181,9 +181,9 @@ impl LendTask {
         let (frames, mut receiver) = mpsc::channel(FRAMES_AHEAD);
         match self.decide(file) {
             Lend::Answer(answer) => return answered(&answer),
-            Lend::Give => _ = tokio::spawn(async move { self.give(&frames).await }),
+            Lend::Give => _ = tokio::spawn(async move { self.give(&frames).await }.boxed()),
             Lend::WhenArrived | Lend::Fetch => {
-                _ = tokio::spawn(async move { self.fetch_and_give(file, &frames).await })
+                _ = tokio::spawn(async move { self.fetch_and_give(file, &frames).await }.boxed())
             }
         }
         let mut response = Response::new(ReplyBody::pieces(stream::poll_fn(move |cx| receiver.poll_recv(cx)), None));

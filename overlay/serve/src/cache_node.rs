@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use forebay_engine::Overlay;
+use futures::FutureExt;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
 use http::request::Parts;
@@ -94,19 +95,22 @@ impl CacheNode {
             ending,
         });
         let tidied = Arc::downgrade(&node);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(TIDY_EVERY).await;
-                let Some(node) = tidied.upgrade() else { return };
-                match &node.content {
-                    NodeContent::Pool(content) => content.tidy(),
-                    NodeContent::Origin(proxy) => proxy.tidy(),
-                }
-                if let Some(rates) = &node.rates {
-                    rates.retain_recent();
+        tokio::spawn(
+            async move {
+                loop {
+                    tokio::time::sleep(TIDY_EVERY).await;
+                    let Some(node) = tidied.upgrade() else { return };
+                    match &node.content {
+                        NodeContent::Pool(content) => content.tidy(),
+                        NodeContent::Origin(proxy) => proxy.tidy(),
+                    }
+                    if let Some(rates) = &node.rates {
+                        rates.retain_recent();
+                    }
                 }
             }
-        });
+            .boxed(),
+        );
         Ok(node)
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -160,13 +161,16 @@ impl Listener {
                 Ok((stream, address, slot)) => {
                     let (door, tls, limits) = (door.clone(), self.tls.clone(), self.limits.clone());
                     let (watcher, cut) = (graceful.watcher(), cut.clone());
-                    tokio::spawn(async move {
-                        let _slot = slot;
-                        tokio::select! {
-                            () = cut.cancelled() => {}
-                            () = connection(stream, address, tls, &limits, watcher, door) => {}
+                    tokio::spawn(
+                        async move {
+                            let _slot = slot;
+                            tokio::select! {
+                                () = cut.cancelled() => {}
+                                () = connection(stream, address, tls, &limits, watcher, door) => {}
+                            }
                         }
-                    });
+                        .boxed(),
+                    );
                 }
                 Err(error) => {
                     tracing::warn!("cannot accept a connection: {error}");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_backends::conformance::{self, CaseVerdict, Trial};
 use forebay_backends::{Capabilities, Pool, PoolLocation};
+use futures::FutureExt;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -101,14 +102,17 @@ impl CandidatePool {
             }
         }
         let runtime = Runtime::new().map_err(|error| Failure::io("start threads", &error))?;
-        let outcome = runtime.block_on(async {
-            let stop = Stop::on_signals()?;
-            let pool = self.attach(&stop).await?;
-            let outcome = examine(pool, dry_run, &stop, tell).await;
-            drop(stop);
-            rest().await;
-            outcome
-        });
+        let outcome = runtime.block_on(
+            async {
+                let stop = Stop::on_signals()?;
+                let pool = self.attach(&stop).await?;
+                let outcome = examine(pool, dry_run, &stop, tell).await;
+                drop(stop);
+                rest().await;
+                outcome
+            }
+            .boxed_local(),
+        );
         // A call to a file system that hangs never ends; do not wait for it.
         runtime.shutdown_background();
         outcome
@@ -117,7 +121,7 @@ impl CandidatePool {
     async fn attach(&self, stop: &Stop) -> Result<Arc<dyn Pool>, Failure> {
         let location = self.location.clone();
         // On a thread of its own: opening a directory may block.
-        let opening = tokio::spawn(async move { location.open().await });
+        let opening = tokio::spawn(async move { location.open().await }.boxed());
         // The first signal does not interrupt attaching, so that a probe of the server leaves nothing behind.
         let opened = tokio::select! {
             opened = timeout(limits::POOL_ATTACH, opening) => opened,
@@ -157,7 +161,7 @@ async fn examine(
         let what = format!("{} is read-only: the suite needs to write", pool.url());
         return Err(Failure::new(FailureKind::Incomplete, what).remedy(to_see));
     }
-    let beginning = tokio::spawn(Trial::begin(pool, scratch.clone()));
+    let beginning = tokio::spawn(Trial::begin(pool, scratch.clone()).boxed());
     let begun = tokio::select! {
         begun = timeout(limits::POOL_CHECK, beginning) => begun,
         () = stop.asked(2) => return Err(interrupted().remedy(format!("check whether {scratch} is in the pool"))),
@@ -231,16 +235,19 @@ impl Stop {
         let mut terminate = listen(SignalKind::terminate())?;
         let mut hangup = listen(SignalKind::hangup())?;
         let (counter, count) = watch::channel(0);
-        let listening = tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                    _ = hangup.recv() => {}
+        let listening = tokio::spawn(
+            async move {
+                loop {
+                    tokio::select! {
+                        _ = interrupt.recv() => {}
+                        _ = terminate.recv() => {}
+                        _ = hangup.recv() => {}
+                    }
+                    counter.send_modify(|count| *count += 1);
                 }
-                counter.send_modify(|count| *count += 1);
             }
-        });
+            .boxed(),
+        );
         Ok(Self { count, listening: listening.abort_handle() })
     }
 

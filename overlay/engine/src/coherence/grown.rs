@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat, Version};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId, ExtentSet, Reservation};
 use forebay_catalog::{FileState, Link};
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 
 use super::super::{Inner, MEMORY_UNIT_BYTES, Txn};
 use super::Age;
@@ -411,10 +411,13 @@ impl Inner {
         let from = if part.file.is_whole() { part.size } else { 0 };
         let told = kernel.invalidate_from(node.ino, from);
         let node = node.clone();
-        let shown = tokio::spawn(async move {
-            let _ = told.await;
-            node.state.lock().growth.shown_bytes = None;
-        });
+        let shown = tokio::spawn(
+            async move {
+                let _ = told.await;
+                node.state.lock().growth.shown_bytes = None;
+            }
+            .boxed(),
+        );
         let _ = tokio::time::timeout(FORGET_WITHIN, shown).await;
     }
 }

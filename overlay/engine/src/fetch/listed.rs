@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_backends::{FileKind, Result, Version};
+use futures::FutureExt;
 
 use super::lost;
 use crate::coherence::{Age, CONTENTS_BYTES, ListedContents};
@@ -53,12 +54,15 @@ impl Inner {
             let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
             let (inner, node) = (self.clone(), node.clone());
             // Readers may wait for these chunks by now, so the task goes on even if the caller is dropped.
-            let answered = tokio::spawn(async move {
-                match came {
-                    Some(content) => inner.answer_with(&node, request, content).await,
-                    None => inner.answer(&node, request).await,
+            let answered = tokio::spawn(
+                async move {
+                    match came {
+                        Some(content) => inner.answer_with(&node, request, content).await,
+                        None => inner.answer(&node, request).await,
+                    }
                 }
-            });
+                .boxed(),
+            );
             answered.await.map_err(|_| lost())?;
         }
         Ok(node.state.lock().record.file.is_whole())

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::operator::{Progress, Summary};
 use forebay_backends::{Error, Result};
+use futures::FutureExt;
 use futures::channel::mpsc;
 use parking_lot::Mutex;
 
@@ -99,6 +100,6 @@ where
 {
     let (reporter, receiver) = Reporter::new();
     let working = work(reporter.clone());
-    tokio::spawn(async move { reporter.finish(working.await) });
+    tokio::spawn(async move { reporter.finish(working.await) }.boxed());
     receiver
 }

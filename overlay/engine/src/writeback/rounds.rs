@@ -13,6 +13,7 @@ use forebay_backends::Result;
 use forebay_catalog::{Intent, Lane, QueueSlot, Queued, Wait};
 use forebay_policy::{FlushPolicy, Priority};
 use forebay_system::descriptors::for_flush;
+use futures::FutureExt;
 use tokio::task::JoinSet;
 
 use super::due::{Due, LOOK_AGAIN, look_again_in};
@@ -219,9 +220,10 @@ impl Rounds {
                 let from_us = self.cursors.get(&lane).copied().unwrap_or(0);
                 let steps = (for_flush(CONCURRENCY) / users.len().max(1)).max(STEPS_LEAST);
                 let inner = inner.clone();
-                running.spawn(async move {
-                    inner.round(lane, from_us, pressed, steps).await.map_err(|error| (lane, error))
-                });
+                running.spawn(
+                    async move { inner.round(lane, from_us, pressed, steps).await.map_err(|error| (lane, error)) }
+                        .boxed(),
+                );
             }
             wait = Some(wait.unwrap_or(LOOK_EVERY).min(left.clamp(FLUSH_EVERY, LOOK_EVERY)));
         }

@@ -8,7 +8,7 @@ use forebay_api::operator::{FlushRequest, Progress, StageRequest, TypedPath};
 use forebay_backends::{ErrorKind, Result};
 use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition};
 use forebay_engine::{blocking, parse_path};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::JobsInner;
@@ -51,24 +51,27 @@ impl JobsInner {
             None => {}
         }
         let inner = self.clone();
-        self.foresight.runtime.spawn(async move {
-            // Also if it panics: then the next request for the work begins it again.
-            let ended = stop.clone().drop_guard();
-            let moving = async {
-                if work == AllocationWork::StageOut {
-                    inner.write_back(&record).await
-                } else {
-                    inner.stage_in(&record).await
+        self.foresight.runtime.spawn(
+            async move {
+                // Also if it panics: then the next request for the work begins it again.
+                let ended = stop.clone().drop_guard();
+                let moving = async {
+                    if work == AllocationWork::StageOut {
+                        inner.write_back(&record).await
+                    } else {
+                        inner.stage_in(&record).await
+                    }
+                };
+                let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
+                let (inner, id) = (inner.clone(), record.id.clone());
+                let recorded = blocking(move || inner.end_work(&record, work, outcome)).await;
+                if let Err(error) = recorded {
+                    tracing::error!(%error, "allocation {id}: its progress is not recorded");
                 }
-            };
-            let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
-            let (inner, id) = (inner.clone(), record.id.clone());
-            let recorded = blocking(move || inner.end_work(&record, work, outcome)).await;
-            if let Err(error) = recorded {
-                tracing::error!(%error, "allocation {id}: its progress is not recorded");
+                drop(ended);
             }
-            drop(ended);
-        });
+            .boxed(),
+        );
         Ok(())
     }
 

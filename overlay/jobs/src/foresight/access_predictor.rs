@@ -17,6 +17,7 @@ use forebay_backends::FileKind;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Opened, blocking, requests_of};
 use forebay_prefetch::online::{Online, OpenEvent, OpenedKind, ReaderId, Sibling, Suggestion, Who};
 use forebay_prefetch::plan::{PROBABILITY_MIN, PlanLimits, StagingCandidate, plan};
+use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
@@ -282,15 +283,18 @@ impl JobsInner {
             let Ok(next) = next else { continue };
             for dir in next.unlisted {
                 let inner = self.clone();
-                self.foresight.runtime.spawn(async move { inner.engine.list_ahead(dir).await.map_err(drop) });
+                self.foresight.runtime.spawn(async move { inner.engine.list_ahead(dir).await.map_err(drop) }.boxed());
             }
             self.bring_in_files(next.files, &turns);
             for directory in next.directories {
                 let (inner, turns) = (self.clone(), turns.clone());
-                self.foresight.runtime.spawn(async move {
-                    let stop = inner.engine.stop().clone();
-                    stop.run_until_cancelled(inner.bring_in_directory(directory, &turns)).await;
-                });
+                self.foresight.runtime.spawn(
+                    async move {
+                        let stop = inner.engine.stop().clone();
+                        stop.run_until_cancelled(inner.bring_in_directory(directory, &turns)).await;
+                    }
+                    .boxed(),
+                );
             }
         }
     }
@@ -299,10 +303,13 @@ impl JobsInner {
     pub(super) fn bring_in_files(self: &Arc<Self>, files: Vec<Admitted>, turns: &Arc<Semaphore>) {
         for file in files {
             let (inner, turns) = (self.clone(), turns.clone());
-            self.foresight.runtime.spawn(async move {
-                let stop = inner.engine.stop().clone();
-                stop.run_until_cancelled(inner.bring_in_next(file, &turns)).await;
-            });
+            self.foresight.runtime.spawn(
+                async move {
+                    let stop = inner.engine.stop().clone();
+                    stop.run_until_cancelled(inner.bring_in_next(file, &turns)).await;
+                }
+                .boxed(),
+            );
         }
     }
 

@@ -14,7 +14,7 @@ use forebay_catalog::JobSerial;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Means, blocking, parse_path, requests_of};
 use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Invocation;
-use futures::{StreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -45,13 +45,16 @@ impl Jobs {
         });
         inner.foresight.running.lock().insert(job, ahead.clone());
         let jobs = self.clone();
-        inner.foresight.runtime.spawn(async move {
-            let stop = ahead.stop.clone();
-            let work = jobs.bring_in(&ahead, invocation);
-            if let Some(Err(error)) = stop.run_until_cancelled(work).await {
-                tracing::warn!(%error, "staging ahead of a job");
+        inner.foresight.runtime.spawn(
+            async move {
+                let stop = ahead.stop.clone();
+                let work = jobs.bring_in(&ahead, invocation);
+                if let Some(Err(error)) = stop.run_until_cancelled(work).await {
+                    tracing::warn!(%error, "staging ahead of a job");
+                }
             }
-        });
+            .boxed(),
+        );
     }
 
     async fn bring_in(&self, ahead: &JobPrefetch, invocation: Invocation) -> Result<()> {

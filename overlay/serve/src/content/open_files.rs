@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
 use forebay_engine::{Ino, Overlay, Served, ServedFile, UserGroups};
+use futures::FutureExt;
 use headers::ETag;
 use http::HeaderValue;
 use parking_lot::Mutex;
@@ -87,12 +88,15 @@ impl ServedFiles {
         let Some((found, refresh)) = self.fresh(path) else { return self.shared.open(path).await };
         if let Some(refreshing) = refresh {
             let (shared, path) = (self.shared.clone(), path.clone());
-            tokio::spawn(async move {
-                if let Err(error) = shared.open(&path).await {
-                    tracing::warn!("a file that is not fresh could not be confirmed: {error}");
+            tokio::spawn(
+                async move {
+                    if let Err(error) = shared.open(&path).await {
+                        tracing::warn!("a file that is not fresh could not be confirmed: {error}");
+                    }
+                    refreshing.store(false, Ordering::Release);
                 }
-                refreshing.store(false, Ordering::Release);
-            });
+                .boxed(),
+            );
         }
         Ok(found)
     }
