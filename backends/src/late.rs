@@ -85,7 +85,7 @@ impl PoolLocation {
             let (answer, mut answers) = oneshot::channel();
             let reason = Arc::new(Mutex::new("it has not answered yet".to_owned()));
             let attaching = attach(location, known.clone(), times.retry, attached, answer, reason.clone());
-            let attaching = tokio::spawn(attaching);
+            let attaching = tokio::spawn(attaching.boxed());
             let attaching = AbortOnDropHandle::new(attaching);
             match tokio::time::timeout(times.within, &mut answers).await {
                 Ok(Ok(Err(error))) if !error.is_unreachable() => return Err(error),

@@ -133,10 +133,9 @@ impl DirPool {
             }
             let batch = batches.next().await?;
             let (pool, path, staging) = (self.handle(), path.clone(), Arc::clone(staging));
-            writes.spawn(
-                async move { pool.blocking(move |pool| staging.write(pool.root.call("put", &path), &batch)).await }
-                    .boxed(),
-            );
+            let task =
+                async move { pool.blocking(move |pool| staging.write(pool.root.call("put", &path), &batch)).await };
+            writes.spawn(task.boxed());
         }
         while !writes.is_empty() {
             ended(writes.join_next().await)?;

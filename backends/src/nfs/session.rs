@@ -113,14 +113,12 @@ impl Session {
     ) -> Result<T> {
         let stopped = |why| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {why}", self.location.url()));
         let permit = Arc::clone(&self.changes).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
-        let task = tokio::spawn(
-            async move {
-                let answer = change.await;
-                drop(permit);
-                answer
-            }
-            .boxed(),
-        );
+        let task = async move {
+            let answer = change.await;
+            drop(permit);
+            answer
+        };
+        let task = tokio::spawn(task.boxed());
         task.await.map_err(|failure| stopped("its task ended").with_source(failure))?
     }
 

@@ -403,15 +403,13 @@ fn wanted_below(from: &str, what: &Move) -> TargetCondition<'static> {
 /// Finishes the interrupted renames within a short time; the rest in the background.
 pub(super) async fn finish(bucket: &Arc<Bucket>) {
     let too = Arc::clone(bucket);
-    let work = tokio::spawn(
-        async move {
-            if let Err(refusal) = too.finish_renames().await {
-                let error = refusal.into_error("look for interrupted renames");
-                tracing::warn!(%error, "it is tried again when the bucket is attached");
-            }
+    let task = async move {
+        if let Err(refusal) = too.finish_renames().await {
+            let error = refusal.into_error("look for interrupted renames");
+            tracing::warn!(%error, "it is tried again when the bucket is attached");
         }
-        .boxed(),
-    );
+    };
+    let work = tokio::spawn(task.boxed());
     // If it takes longer, objects below the moving directories appear and vanish meanwhile.
     let _ = tokio::time::timeout(FINISHED_WITHIN, work).await;
 }

@@ -69,14 +69,15 @@ impl Drop for MultipartUpload {
     fn drop(&mut self) {
         let (false, Ok(runtime)) = (self.completed, tokio::runtime::Handle::try_current()) else { return };
         let (client, key, id) = (Arc::clone(&self.client), std::mem::take(&mut self.key), std::mem::take(&mut self.id));
-        runtime.spawn(async move {
+        let task = async move {
             if let Err(refusal) = client.abort_upload(&key, &id).await
                 && !refusal.is(ErrorKind::NotFound)
             {
                 let error = refusal.into_error(format!("abort the upload of s3://{}/{key}", client.bucket));
                 tracing::warn!(%error, "parts stay on the server until its rules for unfinished uploads remove them");
             }
-        }.boxed());
+        };
+        runtime.spawn(task.boxed());
     }
 }
 

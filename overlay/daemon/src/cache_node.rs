@@ -109,7 +109,7 @@ fn check(config: &mut CacheNodeConfig) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Serves until a signal asks to end. `confined` is called once this process has given up what it does not need, and
-/// `on_ready` when requests are answered.
+/// `on_ready` once, when requests are answered.
 ///
 /// # Errors
 /// Names what is wrong: the pool, the fast pool, an address, a file, the user.
@@ -219,7 +219,7 @@ async fn serve(
             .and_then(|listener| Ok((listener.address()?, listener)))
             .map_err(|e| Failure::io("cannot listen", &e))?;
         addresses.push(listener.0);
-        listeners.spawn(listener.1.serve(node.clone(), ending.clone()).boxed());
+        listeners.spawn(listener.1.serve(node.clone(), ending.clone()));
     }
     super::offline::remember(mount);
     tracing::info!("{path} serves {}", mount.source());

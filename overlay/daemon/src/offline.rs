@@ -103,18 +103,16 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         .enable_all()
         .build()
         .map_err(|e| Failure::io("cannot start", &e))?;
-    let outcome = rt.block_on(
-        async {
-            // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a tier
-            // that a policy does not name is given up.
-            let policy = worker::policy(config)?.that_flushes_by_request();
-            let overlay = worker::open(config, policy, false).await?.overlay;
-            let report = overlay.fsck(repair).await;
-            overlay.shutdown().await?;
-            Ok(report?)
-        }
-        .boxed_local(),
-    );
+    let task = async {
+        // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a
+        // tier that a policy does not name is given up.
+        let policy = worker::policy(config)?.that_flushes_by_request();
+        let overlay = worker::open(config, policy, false).await?.overlay;
+        let report = overlay.fsck(repair).await;
+        overlay.shutdown().await?;
+        Ok(report?)
+    };
+    let outcome = rt.block_on(task.boxed_local());
     rt.shutdown_background();
     outcome
 }

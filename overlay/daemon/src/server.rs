@@ -7,7 +7,7 @@ mod views;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,15 +74,13 @@ impl Server {
         };
         let (stop, stopped) = oneshot::channel();
         std::thread::Builder::new().name("forebay-control".into()).spawn(move || {
-            runtime.block_on(
-                async {
-                    tokio::select! {
-                        () = serve(listener, context) => {}
-                        _ = stopped => {}
-                    }
+            let task = async {
+                tokio::select! {
+                    () = serve(listener, context) => {}
+                    _ = stopped => {}
                 }
-                .boxed_local(),
-            );
+            };
+            runtime.block_on(task.boxed_local());
         })?;
         Ok(Self(stop))
     }
@@ -103,15 +101,13 @@ async fn serve(listener: UnixListener, context: Arc<ServerContext>) {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let context = context.clone();
-                tokio::spawn(
-                    async move {
-                        if let Err(error) = answer(stream, &context).await {
-                            tracing::debug!("a client left: {error}");
-                        }
-                        drop(slot);
+                let task = async move {
+                    if let Err(error) = answer(stream, &context).await {
+                        tracing::debug!("a client left: {error}");
                     }
-                    .boxed(),
-                );
+                    drop(slot);
+                };
+                tokio::spawn(task.boxed());
             }
             Err(error) => {
                 // Probably out of descriptors: by the next attempt, some may have been closed.
@@ -407,8 +403,7 @@ impl ReplyWriter {
         engine: &Handle,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Gone> {
-        let work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
-        let mut work = AbortOnDropHandle::new(engine.spawn(work));
+        let mut work = AbortOnDropHandle::new(engine.spawn(work.boxed()));
         let ended_early = |e| Failure::new(FailureKind::Other, format!("the daemon could not answer: {e}"));
         Ok(self.alive_until(&mut work).await?.map_err(ended_early)?)
     }

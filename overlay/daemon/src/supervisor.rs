@@ -111,7 +111,7 @@ fn program() -> io::Result<PathBuf> {
 }
 
 /// Mounts, and supervises until the mount is gone. `confined` is called once this process has given up what it does not
-/// need, and `on_ready` when the mount serves.
+/// need, and `on_ready` once, when the mount serves.
 pub fn run(config: MountConfig, confined: fn(), on_ready: &dyn Fn(&Ready)) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
     let runtime = Runtime::of(&config.mountpoint);
@@ -126,16 +126,14 @@ pub fn run(config: MountConfig, confined: fn(), on_ready: &dyn Fn(&Ready)) -> Re
         confinement::confine();
         confined();
     });
-    let outcome = rt.block_on(
-        async {
-            let device = mounted?;
-            let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
-            let outcome = supervisor.supervise(on_ready).await;
-            supervisor.end().await;
-            outcome
-        }
-        .boxed_local(),
-    );
+    let task = async {
+        let device = mounted?;
+        let mut supervisor = Supervisor::new(config, runtime.clone(), device, lock).map_err(failed)?;
+        let outcome = supervisor.supervise(on_ready).await;
+        supervisor.end().await;
+        outcome
+    };
+    let outcome = rt.block_on(task.boxed_local());
     runtime.remove();
     // A pool that does not answer may hold a thread, which ends only with the process.
     rt.shutdown_background();

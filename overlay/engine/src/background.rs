@@ -54,15 +54,13 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     }
     let spawn = |name: &'static str, work: futures::future::BoxFuture<'static, ()>| {
         let stop = inner.stop.clone();
-        tokio::spawn(
-            async move {
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    () = work => tracing::error!(name, "a background task ended"),
-                }
+        let task = async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = work => tracing::error!(name, "a background task ended"),
             }
-            .boxed(),
-        );
+        };
+        tokio::spawn(task.boxed());
     };
     spawn("flush", Box::pin(super::writeback::rounds::flush_loop(inner.clone())));
     spawn("sweep", Box::pin(inner.clone().sweep_pool(inner.left_uploads()?)));

@@ -150,14 +150,12 @@ impl Inner {
         tracing::warn!(path = self.display(ino), "its content did not reach the device; it is fetched again");
         if let (true, Ok(runtime)) = (is_leased, tokio::runtime::Handle::try_current()) {
             let (inner, node) = (self.clone(), node.clone());
-            runtime.spawn(
-                async move {
-                    if let Err(error) = inner.ensure(&node, 0..size, FetchPriority::Demand).await {
-                        tracing::warn!(%error, %ino, "leased content is not resident any more");
-                    }
+            let task = async move {
+                if let Err(error) = inner.ensure(&node, 0..size, FetchPriority::Demand).await {
+                    tracing::warn!(%error, %ino, "leased content is not resident any more");
                 }
-                .boxed(),
-            );
+            };
+            runtime.spawn(task.boxed());
         }
         Ok(true)
     }

@@ -478,13 +478,11 @@ impl Inner {
             from..to
         };
         let (inner, node) = (self.clone(), node.clone());
-        tokio::spawn(
-            async move {
-                // The reader gets the same error when it reads this range.
-                let _ = inner.ensure(&node, ahead, FetchPriority::Demand).await;
-            }
-            .boxed(),
-        );
+        let task = async move {
+            // The reader gets the same error when it reads this range.
+            let _ = inner.ensure(&node, ahead, FetchPriority::Demand).await;
+        };
+        tokio::spawn(task.boxed());
     }
 
     /// Counts the bytes that a content file occupies now.

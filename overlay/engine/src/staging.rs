@@ -73,15 +73,13 @@ impl Overlay {
         let stop = CancellationToken::new();
         let listened_to = stop.clone().drop_guard();
         let overlay = self.clone();
-        tokio::spawn(
-            async move {
-                match stop.run_until_cancelled(overlay.stage_all(&request, &reporter)).await {
-                    Some(result) => reporter.finish(result),
-                    None => tracing::info!("staging ended early: its client disconnected"),
-                }
+        let task = async move {
+            match stop.run_until_cancelled(overlay.stage_all(&request, &reporter)).await {
+                Some(result) => reporter.finish(result),
+                None => tracing::info!("staging ended early: its client disconnected"),
             }
-            .boxed(),
-        );
+        };
+        tokio::spawn(task.boxed());
         receiver.map(move |progress| {
             // Dropped with the stream, which cancels the staging.
             let _ = &listened_to;
@@ -93,20 +91,18 @@ impl Overlay {
     pub fn flush(&self, request: FlushRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let (reporter, receiver) = Reporter::new();
         let overlay = self.clone();
-        tokio::spawn(
-            async move {
-                if !request.wait && !request.dry_run {
-                    let only_planned = FlushRequest { dry_run: true, ..request.clone() };
-                    let planned = overlay.flush_paths(&only_planned, &reporter).await;
-                    let (background, _) = Reporter::new();
-                    tokio::spawn(async move { overlay.flush_paths(&request, &background).await }.boxed());
-                    return reporter.finish(planned);
-                }
-                let result = overlay.flush_paths(&request, &reporter).await;
-                reporter.finish(result);
+        let task = async move {
+            if !request.wait && !request.dry_run {
+                let only_planned = FlushRequest { dry_run: true, ..request.clone() };
+                let planned = overlay.flush_paths(&only_planned, &reporter).await;
+                let (background, _) = Reporter::new();
+                tokio::spawn(async move { overlay.flush_paths(&request, &background).await }.boxed());
+                return reporter.finish(planned);
             }
-            .boxed(),
-        );
+            let result = overlay.flush_paths(&request, &reporter).await;
+            reporter.finish(result);
+        };
+        tokio::spawn(task.boxed());
         receiver
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, Bytes};
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RenameMode, Result, Side};
+use futures::FutureExt;
 
 use super::namespace::Ask;
 use super::{Caller, Dirent, Inner, Ino, Lookup, Overlay};
@@ -257,7 +258,7 @@ impl Drop for NewFile {
             overlay.forget(ino, 1);
         };
         match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(end)),
+            Ok(runtime) => drop(runtime.spawn(end.boxed())),
             Err(_) => self.overlay.release(ino, NEW),
         }
     }

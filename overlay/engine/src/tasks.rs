@@ -1,11 +1,10 @@
 //! Work in tasks and threads of its own.
 //!
-//! The work is boxed before tokio gets it: tokio's task is compiled once for each result type, and not for each caller,
-//! which was a third of the time to compile the engine and what calls it.
-
-use std::pin::Pin;
+//! The work is boxed before tokio gets it, so that tokio's code for a task is compiled once for each type of result, and not
+//! for each caller.
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
+use futures::FutureExt;
 
 /// Runs work that blocks on the disk, outside of the threads that must not wait.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
@@ -15,8 +14,7 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send
 
 /// Runs work to its end, although its caller may go away meanwhile.
 pub(crate) async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let work: Pin<Box<dyn Future<Output = Result<T>> + Send>> = Box::pin(work);
-    outcome(tokio::spawn(work).await)
+    outcome(tokio::spawn(work.boxed()).await)
 }
 
 fn outcome<T>(ended: std::result::Result<Result<T>, tokio::task::JoinError>) -> Result<T> {

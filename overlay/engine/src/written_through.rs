@@ -145,17 +145,15 @@ impl Inner {
         // A program that must know that its bytes are durable has called fsync before.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let (inner, node) = (self.clone(), node.clone());
-            runtime.spawn(
-                async move {
-                    if let Err(error) = inner.sync_through(&node).await {
-                        tracing::error!(%error, "what was written through to the pool may be lost there");
-                    }
-                    let ino = node.ino;
-                    drop(node);
-                    inner.table.drop_idle(ino);
+            let task = async move {
+                if let Err(error) = inner.sync_through(&node).await {
+                    tracing::error!(%error, "what was written through to the pool may be lost there");
                 }
-                .boxed(),
-            );
+                let ino = node.ino;
+                drop(node);
+                inner.table.drop_idle(ino);
+            };
+            runtime.spawn(task.boxed());
         }
         Ok(())
     }

@@ -58,8 +58,8 @@ pub fn dispatch<T, W, R>(
     run(runtime, latencies, of, task);
 }
 
-/// Polls `task` here, and on the runtime if it is not ready then or must wait for its turn. Not part of [`dispatch`]: it
-/// would be compiled once for each operation.
+/// Polls `task` here, and on the runtime if it is not ready then or must wait for its turn. Not part of [`dispatch`]:
+/// it would be compiled once for each operation.
 fn run(
     runtime: &Handle,
     latencies: &Arc<RequestLatencies>,
@@ -71,14 +71,11 @@ fn run(
         && shares.must_wait(user)
     {
         let (shares, latencies) = (shares.clone(), latencies.clone());
-        runtime.spawn(
-            async move {
-                let _waits = Waits::new(latencies);
-                let _counted = shares.request_in_turn(user).await;
-                task.await;
-            }
-            .boxed(),
-        );
+        runtime.spawn(async move {
+            let _waits = Waits::new(latencies);
+            let _counted = shares.request_in_turn(user).await;
+            task.await;
+        });
         return;
     }
     match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -86,14 +83,11 @@ fn run(
         Poll::Pending => {
             let counted = of.map(|(shares, user)| shares.begin_request(user));
             let waits = Waits::new(latencies.clone());
-            runtime.spawn(
-                async move {
-                    let _waits = waits;
-                    task.await;
-                    drop(counted);
-                }
-                .boxed(),
-            );
+            runtime.spawn(async move {
+                let _waits = waits;
+                task.await;
+                drop(counted);
+            });
         }
     }
 }

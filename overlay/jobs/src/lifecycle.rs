@@ -295,11 +295,12 @@ impl JobsInner {
             FileId::Pool(_) => None,
         });
         let (inos, engine): (Vec<_>, _) = (inos.collect(), self.engine.clone());
-        self.foresight.runtime.spawn(async move {
+        let task = async move {
             if let Err(error) = engine.job_ended(inos).await {
                 tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");
             }
-        }.boxed());
+        };
+        self.foresight.runtime.spawn(task.boxed());
     }
 
     /// Ends the leases of jobs whose end no daemon saw.

@@ -95,22 +95,20 @@ impl CacheNode {
             ending,
         });
         let tidied = Arc::downgrade(&node);
-        tokio::spawn(
-            async move {
-                loop {
-                    tokio::time::sleep(TIDY_EVERY).await;
-                    let Some(node) = tidied.upgrade() else { return };
-                    match &node.content {
-                        NodeContent::Pool(content) => content.tidy(),
-                        NodeContent::Origin(proxy) => proxy.tidy(),
-                    }
-                    if let Some(rates) = &node.rates {
-                        rates.retain_recent();
-                    }
+        let task = async move {
+            loop {
+                tokio::time::sleep(TIDY_EVERY).await;
+                let Some(node) = tidied.upgrade() else { return };
+                match &node.content {
+                    NodeContent::Pool(content) => content.tidy(),
+                    NodeContent::Origin(proxy) => proxy.tidy(),
+                }
+                if let Some(rates) = &node.rates {
+                    rates.retain_recent();
                 }
             }
-            .boxed(),
-        );
+        };
+        tokio::spawn(task.boxed());
         Ok(node)
     }
 

@@ -142,12 +142,12 @@ impl Listener {
 
     /// Answers until `stop`. Then no connection is accepted, the requests under way end within the limit, and the rest
     /// is cut off.
-    // Boxed here, so that HTTP is compiled in this crate and not in each caller.
     pub fn serve(self, door: Arc<dyn Door>, stop: CancellationToken) -> BoxFuture<'static, ()> {
-        Box::pin(self.accept_until(stop, door))
+        // Boxed here, so that HTTP is compiled in this crate and not in each caller.
+        Box::pin(self.answer_until(door, stop))
     }
 
-    async fn accept_until(self, stop: CancellationToken, door: Arc<dyn Door>) {
+    async fn answer_until(self, door: Arc<dyn Door>, stop: CancellationToken) {
         let graceful = GracefulShutdown::new();
         let slots = Arc::new(Semaphore::new(self.limits.connections));
         let cut = CancellationToken::new();
@@ -161,16 +161,14 @@ impl Listener {
                 Ok((stream, address, slot)) => {
                     let (door, tls, limits) = (door.clone(), self.tls.clone(), self.limits.clone());
                     let (watcher, cut) = (graceful.watcher(), cut.clone());
-                    tokio::spawn(
-                        async move {
-                            let _slot = slot;
-                            tokio::select! {
-                                () = cut.cancelled() => {}
-                                () = connection(stream, address, tls, &limits, watcher, door) => {}
-                            }
+                    let task = async move {
+                        let _slot = slot;
+                        tokio::select! {
+                            () = cut.cancelled() => {}
+                            () = connection(stream, address, tls, &limits, watcher, door) => {}
                         }
-                        .boxed(),
-                    );
+                    };
+                    tokio::spawn(task.boxed());
                 }
                 Err(error) => {
                     tracing::warn!("cannot accept a connection: {error}");

@@ -162,25 +162,23 @@ impl ReverseProxy {
         let origin = Arc::new(OriginServer::new(&options.origin, &options.node)?);
         let store = Arc::new(ResponseStore::new(overlay.clone(), options.freshness));
         let swept = Arc::downgrade(&store);
-        tokio::spawn(
-            async move {
-                let mut result = match swept.upgrade() {
-                    Some(store) => store.remove_unfinished().await,
-                    None => return,
-                };
-                loop {
-                    if let Err(e) = result {
-                        tracing::warn!("responses that were evicted keep their names: {e}");
-                    }
-                    tokio::time::sleep(SWEEP_EVERY).await;
-                    if swept.strong_count() == 0 {
-                        return;
-                    }
-                    result = overlay.remove_evicted().await;
+        let task = async move {
+            let mut result = match swept.upgrade() {
+                Some(store) => store.remove_unfinished().await,
+                None => return,
+            };
+            loop {
+                if let Err(e) = result {
+                    tracing::warn!("responses that were evicted keep their names: {e}");
                 }
+                tokio::time::sleep(SWEEP_EVERY).await;
+                if swept.strong_count() == 0 {
+                    return;
+                }
+                result = overlay.remove_evicted().await;
             }
-            .boxed(),
-        );
+        };
+        tokio::spawn(task.boxed());
         let kept = Arc::new(KeptResponses { store, flights: Flights::default() });
         Ok(Self { origin, kept, changes: options.changes })
     }
@@ -237,22 +235,20 @@ impl ReverseProxy {
         let host = request.uri().authority().map(|authority| authority.as_str());
         let host = host.or_else(|| request.headers().get(header::HOST)?.to_str().ok()).map(str::to_owned);
         let (origin, kept, target) = (self.origin.clone(), self.kept.clone(), target.to_owned());
-        let changing = tokio::spawn(
-            async move {
-                let answer = origin.send(asked).await;
-                let refused = |status: StatusCode| status.is_client_error() || status.is_server_error();
-                if is_safe || answer.as_ref().is_ok_and(|answer| refused(answer.head.status)) {
-                    return answer;
-                }
-                let none = HeaderMap::new();
-                let headers = answer.as_ref().map_or(&none, |answer| &answer.head.headers);
-                for target in outdated_by(&target, headers, host.as_deref()) {
-                    kept.invalidate(&target).await;
-                }
-                answer
+        let task = async move {
+            let answer = origin.send(asked).await;
+            let refused = |status: StatusCode| status.is_client_error() || status.is_server_error();
+            if is_safe || answer.as_ref().is_ok_and(|answer| refused(answer.head.status)) {
+                return answer;
             }
-            .boxed(),
-        );
+            let none = HeaderMap::new();
+            let headers = answer.as_ref().map_or(&none, |answer| &answer.head.headers);
+            for target in outdated_by(&target, headers, host.as_deref()) {
+                kept.invalidate(&target).await;
+            }
+            answer
+        };
+        let changing = tokio::spawn(task.boxed());
         match changing.await {
             Ok(Ok(answer)) => passed(answer, "forebay; fwd=method", false),
             Ok(Err(why)) => no_answer(why),
@@ -418,18 +414,16 @@ impl ReverseProxy {
         }
         let (direct, answer) = oneshot::channel();
         let (origin, kept, flying) = (self.origin.clone(), self.kept.clone(), flight.clone());
-        tokio::spawn(
-            async move {
-                let also_at = |place: &ResponsePlace| {
-                    if is_joined {
-                        kept.flights.lock().entry(place.clone()).or_insert_with(|| flying.clone());
-                    }
-                };
-                flying.clone().fly(origin, kept.store.clone(), question, direct, also_at).await;
-                kept.flights.lock().retain(|_, flight| !Arc::ptr_eq(flight, &flying));
-            }
-            .boxed(),
-        );
+        let task = async move {
+            let also_at = |place: &ResponsePlace| {
+                if is_joined {
+                    kept.flights.lock().entry(place.clone()).or_insert_with(|| flying.clone());
+                }
+            };
+            flying.clone().fly(origin, kept.store.clone(), question, direct, also_at).await;
+            kept.flights.lock().retain(|_, flight| !Arc::ptr_eq(flight, &flying));
+        };
+        tokio::spawn(task.boxed());
         Some((flight, Some(answer)))
     }
 

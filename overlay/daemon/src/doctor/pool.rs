@@ -102,17 +102,15 @@ impl CandidatePool {
             }
         }
         let runtime = Runtime::new().map_err(|error| Failure::io("start threads", &error))?;
-        let outcome = runtime.block_on(
-            async {
-                let stop = Stop::on_signals()?;
-                let pool = self.attach(&stop).await?;
-                let outcome = examine(pool, dry_run, &stop, tell).await;
-                drop(stop);
-                rest().await;
-                outcome
-            }
-            .boxed_local(),
-        );
+        let task = async {
+            let stop = Stop::on_signals()?;
+            let pool = self.attach(&stop).await?;
+            let outcome = examine(pool, dry_run, &stop, tell).await;
+            drop(stop);
+            rest().await;
+            outcome
+        };
+        let outcome = runtime.block_on(task.boxed_local());
         // A call to a file system that hangs never ends; do not wait for it.
         runtime.shutdown_background();
         outcome
@@ -235,19 +233,17 @@ impl Stop {
         let mut terminate = listen(SignalKind::terminate())?;
         let mut hangup = listen(SignalKind::hangup())?;
         let (counter, count) = watch::channel(0);
-        let listening = tokio::spawn(
-            async move {
-                loop {
-                    tokio::select! {
-                        _ = interrupt.recv() => {}
-                        _ = terminate.recv() => {}
-                        _ = hangup.recv() => {}
-                    }
-                    counter.send_modify(|count| *count += 1);
+        let task = async move {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
                 }
+                counter.send_modify(|count| *count += 1);
             }
-            .boxed(),
-        );
+        };
+        let listening = tokio::spawn(task.boxed());
         Ok(Self { count, listening: listening.abort_handle() })
     }
 

@@ -411,13 +411,11 @@ impl Inner {
         let from = if part.file.is_whole() { part.size } else { 0 };
         let told = kernel.invalidate_from(node.ino, from);
         let node = node.clone();
-        let shown = tokio::spawn(
-            async move {
-                let _ = told.await;
-                node.state.lock().growth.shown_bytes = None;
-            }
-            .boxed(),
-        );
+        let task = async move {
+            let _ = told.await;
+            node.state.lock().growth.shown_bytes = None;
+        };
+        let shown = tokio::spawn(task.boxed());
         let _ = tokio::time::timeout(FORGET_WITHIN, shown).await;
     }
 }

@@ -54,15 +54,13 @@ impl Inner {
             let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
             let (inner, node) = (self.clone(), node.clone());
             // Readers may wait for these chunks by now, so the task goes on even if the caller is dropped.
-            let answered = tokio::spawn(
-                async move {
-                    match came {
-                        Some(content) => inner.answer_with(&node, request, content).await,
-                        None => inner.answer(&node, request).await,
-                    }
+            let task = async move {
+                match came {
+                    Some(content) => inner.answer_with(&node, request, content).await,
+                    None => inner.answer(&node, request).await,
                 }
-                .boxed(),
-            );
+            };
+            let answered = tokio::spawn(task.boxed());
             answered.await.map_err(|_| lost())?;
         }
         Ok(node.state.lock().record.file.is_whole())

@@ -17,6 +17,7 @@ use forebay_cache::ContentNumbers;
 use forebay_cache::scratch::{DetachedTree, FileType, TreeEntry, TreeKind};
 use forebay_catalog::{Batch, ContentRecord, DirtyAttrs, FileState, InodeRecord, Link, ListingState, NameRecord};
 use forebay_system::clock::{stamp_now, unix_now};
+use futures::FutureExt;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
@@ -229,7 +230,7 @@ impl Inner {
         match onto {
             Onto::Whole(target) => Ok(MergePlan::whole(entries, *target)),
             Onto::Directory(into, user) => {
-                tokio::runtime::Handle::current().block_on(self.plan_merge(entries, at, *into, user))
+                tokio::runtime::Handle::current().block_on(self.plan_merge(entries, at, *into, user).boxed_local())
             }
         }
     }

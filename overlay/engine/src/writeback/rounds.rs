@@ -220,10 +220,9 @@ impl Rounds {
                 let from_us = self.cursors.get(&lane).copied().unwrap_or(0);
                 let steps = (for_flush(CONCURRENCY) / users.len().max(1)).max(STEPS_LEAST);
                 let inner = inner.clone();
-                running.spawn(
-                    async move { inner.round(lane, from_us, pressed, steps).await.map_err(|error| (lane, error)) }
-                        .boxed(),
-                );
+                let task =
+                    async move { inner.round(lane, from_us, pressed, steps).await.map_err(|error| (lane, error)) };
+                running.spawn(task.boxed());
             }
             wait = Some(wait.unwrap_or(LOOK_EVERY).min(left.clamp(FLUSH_EVERY, LOOK_EVERY)));
         }

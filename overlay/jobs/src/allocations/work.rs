@@ -51,27 +51,25 @@ impl JobsInner {
             None => {}
         }
         let inner = self.clone();
-        self.foresight.runtime.spawn(
-            async move {
-                // Also if it panics: then the next request for the work begins it again.
-                let ended = stop.clone().drop_guard();
-                let moving = async {
-                    if work == AllocationWork::StageOut {
-                        inner.write_back(&record).await
-                    } else {
-                        inner.stage_in(&record).await
-                    }
-                };
-                let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
-                let (inner, id) = (inner.clone(), record.id.clone());
-                let recorded = blocking(move || inner.end_work(&record, work, outcome)).await;
-                if let Err(error) = recorded {
-                    tracing::error!(%error, "allocation {id}: its progress is not recorded");
+        let task = async move {
+            // Also if it panics: then the next request for the work begins it again.
+            let ended = stop.clone().drop_guard();
+            let moving = async {
+                if work == AllocationWork::StageOut {
+                    inner.write_back(&record).await
+                } else {
+                    inner.stage_in(&record).await
                 }
-                drop(ended);
+            };
+            let Some(outcome) = stop.run_until_cancelled(moving).await else { return };
+            let (inner, id) = (inner.clone(), record.id.clone());
+            let recorded = blocking(move || inner.end_work(&record, work, outcome)).await;
+            if let Err(error) = recorded {
+                tracing::error!(%error, "allocation {id}: its progress is not recorded");
             }
-            .boxed(),
-        );
+            drop(ended);
+        };
+        self.foresight.runtime.spawn(task.boxed());
         Ok(())
     }
 

@@ -288,13 +288,11 @@ impl JobsInner {
             self.bring_in_files(next.files, &turns);
             for directory in next.directories {
                 let (inner, turns) = (self.clone(), turns.clone());
-                self.foresight.runtime.spawn(
-                    async move {
-                        let stop = inner.engine.stop().clone();
-                        stop.run_until_cancelled(inner.bring_in_directory(directory, &turns)).await;
-                    }
-                    .boxed(),
-                );
+                let task = async move {
+                    let stop = inner.engine.stop().clone();
+                    stop.run_until_cancelled(inner.bring_in_directory(directory, &turns)).await;
+                };
+                self.foresight.runtime.spawn(task.boxed());
             }
         }
     }
@@ -303,13 +301,11 @@ impl JobsInner {
     pub(super) fn bring_in_files(self: &Arc<Self>, files: Vec<Admitted>, turns: &Arc<Semaphore>) {
         for file in files {
             let (inner, turns) = (self.clone(), turns.clone());
-            self.foresight.runtime.spawn(
-                async move {
-                    let stop = inner.engine.stop().clone();
-                    stop.run_until_cancelled(inner.bring_in_next(file, &turns)).await;
-                }
-                .boxed(),
-            );
+            let task = async move {
+                let stop = inner.engine.stop().clone();
+                stop.run_until_cancelled(inner.bring_in_next(file, &turns)).await;
+            };
+            self.foresight.runtime.spawn(task.boxed());
         }
     }
 

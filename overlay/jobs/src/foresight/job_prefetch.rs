@@ -45,16 +45,14 @@ impl Jobs {
         });
         inner.foresight.running.lock().insert(job, ahead.clone());
         let jobs = self.clone();
-        inner.foresight.runtime.spawn(
-            async move {
-                let stop = ahead.stop.clone();
-                let work = jobs.bring_in(&ahead, invocation);
-                if let Some(Err(error)) = stop.run_until_cancelled(work).await {
-                    tracing::warn!(%error, "staging ahead of a job");
-                }
+        let task = async move {
+            let stop = ahead.stop.clone();
+            let work = jobs.bring_in(&ahead, invocation);
+            if let Some(Err(error)) = stop.run_until_cancelled(work).await {
+                tracing::warn!(%error, "staging ahead of a job");
             }
-            .boxed(),
-        );
+        };
+        inner.foresight.runtime.spawn(task.boxed());
     }
 
     async fn bring_in(&self, ahead: &JobPrefetch, invocation: Invocation) -> Result<()> {

@@ -88,15 +88,13 @@ impl ServedFiles {
         let Some((found, refresh)) = self.fresh(path) else { return self.shared.open(path).await };
         if let Some(refreshing) = refresh {
             let (shared, path) = (self.shared.clone(), path.clone());
-            tokio::spawn(
-                async move {
-                    if let Err(error) = shared.open(&path).await {
-                        tracing::warn!("a file that is not fresh could not be confirmed: {error}");
-                    }
-                    refreshing.store(false, Ordering::Release);
+            let task = async move {
+                if let Err(error) = shared.open(&path).await {
+                    tracing::warn!("a file that is not fresh could not be confirmed: {error}");
                 }
-                .boxed(),
-            );
+                refreshing.store(false, Ordering::Release);
+            };
+            tokio::spawn(task.boxed());
         }
         Ok(found)
     }
