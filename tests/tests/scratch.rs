@@ -420,8 +420,8 @@ fn nobody_changes_a_committed_file_from_outside() {
     assert_eq!(fs::read_to_string(mount.pool("out/f")).unwrap(), "first\n");
 }
 
-/// Flushes, and removes the trees that are in the pool as the mount has them.
-fn is_in_the_pool(mount: &Mount) {
+/// Flushes, compares the pool with the mount, and removes all trees from both.
+fn compare_and_remove(mount: &Mount) {
     mount.flush();
     let names =
         |dir: PathBuf| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
@@ -501,7 +501,7 @@ fn a_killed_commit_is_finished_or_undone() {
         let commits = mount.place.fast().join("commits");
         assert!(!commits.exists() || fs::read_dir(commits).unwrap().next().is_none());
         if round % 12 == 11 || round + 1 == rounds {
-            is_in_the_pool(&mount);
+            compare_and_remove(&mount);
         }
     }
     println!("commits and merges, {delays:?}: {finished:?} finished, {undone:?} undone");
