@@ -34,7 +34,7 @@ use std::sync::Arc;
 use forebay_backends::conformance::troubled::{self, Trouble, TroubledPool};
 use forebay_backends::{Attrs, Pool};
 
-use common::{attrs, is_complete, path};
+use common::{attrs, is_complete, number, path};
 
 /// The minimum number of faults in each case.
 const FAULTS_EACH: u64 = 4;
@@ -42,7 +42,7 @@ const FAULTS_EACH: u64 = 4;
 const SEED: u64 = 1;
 
 fn seed() -> u64 {
-    std::env::var("FOREBAY_SEED").map_or(SEED, |seed| seed.parse().expect("FOREBAY_SEED is a number"))
+    number("FOREBAY_SEED").unwrap_or(SEED)
 }
 
 /// Rounds of each case over a real server.

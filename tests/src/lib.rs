@@ -16,6 +16,7 @@ pub mod observed;
 pub mod process;
 pub mod reading;
 pub mod servers;
+pub mod settings;
 pub mod strace;
 pub mod sweep;
 pub mod tree;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -16,6 +16,7 @@ use crate::load::{Append, Blocks, Flushed, Ground, Names, OnClose, Replace, Writ
 use crate::mount::Mount;
 use crate::process;
 use crate::servers::Server;
+use crate::settings;
 use crate::tree::Files;
 
 /// The policy of a mount under the sweep.
@@ -35,11 +36,6 @@ const POOL_EVERY: u64 = 10;
 const SERVER_EVERY: u64 = 4;
 /// The longest time that a restart may hold up a writer.
 const HELD_UP: Duration = Duration::from_secs(30);
-
-/// Returns the number in an environment variable, or `default`.
-pub fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
 
 fn writers(mount: &Mount, hard_links: bool) -> Vec<Box<dyn Writer>> {
     let ground = |name: &str, tag: u64| {
@@ -113,10 +109,8 @@ impl Load {
 /// # Panics
 /// If something is lost or invented. The message has the seed.
 pub fn sweep(mount: &Mount, kills: u64, hard_links: bool, mut server: Option<&mut dyn Server>) {
-    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is later than 1970");
-    let seed = setting("FOREBAY_SEED", clock.as_nanos() as u64);
-    let kills = setting("FOREBAY_KILLS", kills);
-    println!("seed {seed}: run again with FOREBAY_SEED={seed}");
+    let seed = settings::seed();
+    let kills = settings::number("FOREBAY_KILLS").unwrap_or(kills);
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut writers = writers(mount, hard_links);
     let (mut steps, mut held_up) = (0, Duration::ZERO);

@@ -29,12 +29,6 @@ impl Truth {
     }
 }
 
-pub fn seed() -> u64 {
-    let seed = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    println!("FOREBAY_SEED={seed}");
-    seed
-}
-
 /// Makes files of random bytes.
 pub fn files(dir: &Path, rng: &mut impl Rng, sizes: &[u64]) -> Vec<(PathBuf, u64)> {
     std::fs::create_dir_all(dir).unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use forebay_tests::mount::{Mount, Options, Place, alone, content};
 use forebay_tests::process::{run, tool};
+use forebay_tests::settings::{number, seed};
 
 /// All operations of fsx, with sizes and offsets of any alignment. No operation of 0 bytes: posix_fallocate refuses it, and
 /// then fsx 0.3.2 ends with an error, on each file system.
@@ -46,17 +47,23 @@ paths = [\"large/**\"]
 whole-file = \"0B\"
 ";
 
+/// The other files, which another client replaces.
+fn others() -> impl Iterator<Item = String> {
+    (0..10).map(|at| format!("other-{at}"))
+}
+
 /// Flushes, evicts and changes other files of the pool until `stop` is set. Returns the number of rounds.
 fn disturb(mount: &Mount, stop: &AtomicBool) -> u64 {
-    let (root, others) = (mount.place.mnt(), mount.pool("others"));
-    fs::create_dir(&others).unwrap();
+    let (root, dir) = (mount.place.mnt(), mount.pool("others"));
     let mut rounds = 0;
-    while !stop.load(Ordering::Relaxed) {
+    for name in others().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
         rounds += 1;
-        let name = format!("other-{}", rounds % 10);
         let bytes = content(rounds, 1000 + rounds as usize % 5000);
-        fs::write(others.join("part"), &bytes).unwrap();
-        fs::rename(others.join("part"), others.join(&name)).unwrap();
+        fs::write(dir.join("part"), &bytes).unwrap();
+        fs::rename(dir.join("part"), dir.join(&name)).unwrap();
         // A file that another client writes and renames over a name is a new version for the next open.
         assert_eq!(fs::read(mount.path("others").join(&name)).unwrap(), bytes, "round {rounds}");
         if rounds % 3 == 0 {
@@ -82,10 +89,14 @@ fn fsx(mount: &Mount, file: &Path, seed: u64, operations: u64) {
 
 /// Runs fsx on files of all three policies at the same time, beside [`disturb`].
 fn disturbed(mount: &Mount, operations: u64) {
-    let given = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
-    let seed = given("FOREBAY_SEED").unwrap_or_else(|| rand::random::<u32>().into());
-    let operations = given("FOREBAY_OPERATIONS").unwrap_or(operations);
-    println!("FOREBAY_SEED={seed} FOREBAY_OPERATIONS={operations}");
+    let seed = seed();
+    let operations = number("FOREBAY_OPERATIONS").unwrap_or(operations);
+    println!("FOREBAY_OPERATIONS={operations}");
+    // A new name of another client may stay unseen for the time of `metadata-ttl`, so these are there from the beginning.
+    fs::create_dir(mount.pool("others")).unwrap();
+    for name in others() {
+        fs::write(mount.pool("others").join(name), "").unwrap();
+    }
     let files = ["plain/file", "on-close/file", "large/file"];
     for file in files {
         let dir = mount.path(file).parent().unwrap().to_owned();

@@ -12,7 +12,8 @@ use forebay_tests::mount::{COMMAND, Mount, Options, alone};
 use forebay_tests::process::{forebay, need, run, sh, sources, wait};
 use forebay_tests::reading::{CALLS_TO_READ, How, Step};
 use forebay_tests::strace::{self, Used};
-use forebay_tests::truth::{Set, files, plans, seed, truth};
+use forebay_tests::settings::seed;
+use forebay_tests::truth::{Set, files, plans, truth};
 use rand::SeedableRng;
 use serde_json::Value;
 

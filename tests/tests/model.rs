@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use forebay_tests::model;
+use forebay_tests::settings::{number, seed};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 /// A share of the million cases of `make nightly`: each run draws another seed.
@@ -19,11 +20,6 @@ const SHRINKS: u32 = 3_000;
 const REPLAYS: usize = 500;
 /// A case takes less than a hundredth of this. A case that reaches it never ends.
 const CASE_LIMIT: Duration = Duration::from_secs(60);
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
-}
 
 fn replay(file: &str) {
     let output = std::fs::read(file).unwrap_or_else(|error| panic!("FOREBAY_REPLAY={file}: {error}"));
@@ -88,9 +84,9 @@ fn engine_behaves_as_the_model_says() {
     if let Ok(file) = std::env::var("FOREBAY_REPLAY") {
         return replay(&file);
     }
-    let seed = number("FOREBAY_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+    let seed = seed();
     let cases = number("FOREBAY_CASES").map_or(CASES, |n| n as u32);
-    println!("seed {seed}, {cases} cases");
+    println!("{cases} cases");
     let lanes: Vec<_> = (0..LANES).map(|n| std::thread::spawn(move || lane(seed, n, cases.div_ceil(LANES)))).collect();
     let outcomes: Vec<_> = lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect();
     let failed: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();

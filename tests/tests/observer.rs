@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use forebay_ebpf::{FirstTouch, Key, Observer, ObserverOptions, Record, WatchedPlace, Way};
 use forebay_tests::observed::records;
 use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
-use forebay_tests::truth::{Set, files, plans, seed, truth};
+use forebay_tests::settings::seed;
+use forebay_tests::truth::{Set, files, plans, truth};
 use rand::SeedableRng;
 
 /// Returns the binary logarithm of the size of a part. A file has at most 256 parts, of 64 KiB or more.

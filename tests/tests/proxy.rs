@@ -17,6 +17,7 @@ use forebay_tests::mount::{Place, content};
 use forebay_tests::process;
 use forebay_tests::servers::free_port;
 use forebay_tests::servers::origin::{CacheTest, Origin, run_cache_tests};
+use forebay_tests::settings::seed;
 use rand::{Rng, SeedableRng};
 
 const MIB: usize = 1 << 20;
@@ -537,9 +538,7 @@ fn ranges_and_conditions_are_answered_as_by_the_origin() {
     let node = node(&origin, &place, &[]);
     let first = node.get("/f.txt", &[]);
     let (tag, date) = (first.header("etag").to_owned(), first.header("last-modified").to_owned());
-    let seed: u64 = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    println!("FOREBAY_SEED={seed}");
-    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed());
     let past = "Sun, 06 Nov 1994 08:49:37 GMT";
     for _ in 0..300 {
         let mut words = Vec::new();

@@ -15,6 +15,7 @@ use forebay_engine::{Caller, Change, Ino, Options as EngineOptions, Overlay, Pol
 use forebay_tests::engine::{Fixture, RDWR, evict, find, flush, rename};
 use forebay_tests::mount::{Mount, Options};
 use forebay_tests::process::{Answer, run, wait_until};
+use forebay_tests::settings::seed;
 use forebay_tests::users::{U1, U2, User};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -385,9 +386,7 @@ fn check(report: &QuotaReport, history: &[String]) {
 /// SEMANTICS 115: "`forebay quota check` compares them."
 #[tokio::test(flavor = "multi_thread")]
 async fn the_counts_are_right_after_anything() {
-    let seed = std::env::var("FOREBAY_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random::<u64>);
-    println!("FOREBAY_SEED={seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = StdRng::seed_from_u64(seed());
     let fixture = Fixture::new();
     let policy = format!(
         "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\

@@ -11,8 +11,7 @@ use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{Answer, forebay, run, wait_until};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
-use forebay_tests::sweep::setting;
-use forebay_tests::truth::seed;
+use forebay_tests::settings::{number, seed};
 use forebay_tests::users::{U1, U2, User};
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
@@ -454,7 +453,7 @@ fn a_killed_commit_is_finished_or_undone() {
     // They close in on the moment at which it is decided.
     let mut delays = [Duration::ZERO; 2];
     // The first two end.
-    let rounds = 2 + setting("FOREBAY_KILLS", KILLS) as usize;
+    let rounds = 2 + number("FOREBAY_KILLS").unwrap_or(KILLS) as usize;
     for round in 0..rounds {
         let is_merge = round % 2;
         let name = format!("t{round}");

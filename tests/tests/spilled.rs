@@ -11,6 +11,7 @@ use forebay_engine::{Change, Ino, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{self, Mount, content};
 use forebay_tests::servers::{Server, s3::Versitygw};
+use forebay_tests::settings::{number, seed};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -372,10 +373,8 @@ async fn changes_at_random(seed: u64, steps: usize) {
 /// SEMANTICS 113: "A killed daemon loses no byte of it"
 #[tokio::test(flavor = "multi_thread")]
 async fn a_spilled_file_behaves_as_any_other() {
-    let seed = std::env::var("FOREBAY_SEED").ok().map(|seed| seed.parse().unwrap());
-    let first = seed.unwrap_or_else(|| rand::random::<u32>().into());
-    println!("FOREBAY_SEED={first}");
-    for seed in first..first + if seed.is_some() { 1 } else { 6 } {
+    let first = seed();
+    for seed in first..first + if number("FOREBAY_SEED").is_some() { 1 } else { 6 } {
         changes_at_random(seed, 150).await;
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_api::operator::{DeviceState, Status, TierStatus};
 use forebay_tests::disk::Disk;
 use forebay_tests::mount::{Mount, Options, Place, alone, attempt, content};
+use forebay_tests::settings::seed;
 
 /// How long content may take to move, or a device to be bypassed and used again.
 const WAIT: Duration = Duration::from_secs(60);
@@ -176,9 +177,7 @@ fn moves_survive_kill_9_at_random_points() {
     let mount = with_memory("1MiB");
     let files = 12;
     put(&mount, 0..files);
-    let seed: u64 = std::env::var("FOREBAY_SEED").map_or(7, |seed| seed.parse().unwrap());
-    eprintln!("FOREBAY_SEED={seed}");
-    let mut random = seed;
+    let mut random = seed();
     let mut next = |below: u64| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % below

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{Answer, forebay, need, run, spawn, wait_until};
-use forebay_tests::truth::seed;
+use forebay_tests::settings::seed;
 use forebay_tests::users::{U1, U2};
 use rand::{Rng, SeedableRng};
 use serde_json::Value;

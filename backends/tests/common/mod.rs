@@ -34,6 +34,12 @@ const LONG: [&str; 3] = [
     "entries_that_vanish_while_listing_are_left_out",
 ];
 
+/// Returns the number in an environment variable.
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
 /// Whether `FOREBAY_ALL=1` asks for everything on servers that are slow.
 pub fn is_complete() -> bool {
     std::env::var_os("FOREBAY_ALL").is_some_and(|all| all == "1")
@@ -44,8 +50,7 @@ fn share(mut cases: Vec<Case>) -> Vec<Case> {
     if is_complete() {
         return cases;
     }
-    let given = std::env::var("FOREBAY_SEED").ok().map(|seed| seed.parse().expect("FOREBAY_SEED is a number"));
-    let seed = given.unwrap_or_else(rand::random::<u64>);
+    let seed = number("FOREBAY_SEED").unwrap_or_else(rand::random);
     println!("FOREBAY_SEED={seed}");
     let all = cases.len();
     let drawn = LONG[seed as usize % LONG.len()];

@@ -3,6 +3,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::common::number;
 use super::server::{RpcCall, RpcReply, Xdr, accepted, good};
 
 const SEED: u64 = 1813;
@@ -25,20 +26,16 @@ pub struct Mutation {
     replaced: bool,
 }
 
-fn setting(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
-}
-
 impl Mutations {
     pub fn seeded() -> Self {
-        let seed = setting("FOREBAY_SEED", SEED);
+        let seed = number("FOREBAY_SEED").unwrap_or(SEED);
         println!("FOREBAY_SEED={seed}");
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
     /// The number of cases: `FOREBAY_CASES` or the default, and bounded: a case takes milliseconds.
     pub fn cases(&self) -> u64 {
-        setting("FOREBAY_CASES", CASES).min(20_000)
+        number("FOREBAY_CASES").unwrap_or(CASES).min(20_000)
     }
 
     pub fn draw(&mut self) -> Mutation {

@@ -218,14 +218,12 @@ impl Inner {
         } else {
             self.forget_pool_name(&mut txn, ino, *parent, name)?;
             look_again(&mut txn, *parent)?;
+            // In the same batch: no lookup may find that the name is absent.
+            if txn.name(*parent, name)?.is_empty() {
+                self.import_in(&mut txn, *parent, name, stat)?;
+            }
         }
         txn.commit()?;
-        // A name in a directory that is gone, too, is not added again.
-        if self.catalog.name(*parent, name)?.is_empty() && self.node(*parent).is_ok() {
-            let mut txn = Txn::begin(self);
-            self.import_in(&mut txn, *parent, name, stat)?;
-            txn.commit()?;
-        }
         for (parent, name) in &names {
             self.tell_kernel_name(*parent, name);
         }
