@@ -48,7 +48,7 @@ whole-file = \"0B\"
 ";
 
 /// The other files, which another client replaces.
-fn others() -> impl Iterator<Item = String> {
+fn others() -> impl Iterator<Item = String> + Clone {
     (0..10).map(|at| format!("other-{at}"))
 }
 

@@ -184,8 +184,7 @@ impl Inner {
         // The cached content and the access rights of a directory do not hold for another directory under its name.
         let other_dir = !same_object && stat.kind == FileKind::Directory && stat.version.identity().is_some();
         if other_kind || parted || in_use || shared || (other_dir && ino != Ino::ROOT) {
-            drop(txn);
-            return self.replaced(ino, link, stat).map(|()| true);
+            return self.replaced(txn, ino, link, stat).map(|()| true);
         }
         self.take_news(&mut txn, ino, stat)?;
         txn.commit()?;
@@ -205,10 +204,9 @@ impl Inner {
     }
 
     /// Handles a name that now stands for another object, or for a version that programs with the old version open must
-    /// not see. These programs keep the old inode.
-    fn replaced(&self, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
+    /// not see. These programs keep the old inode. `txn`: in which the caller found out that the answer counts.
+    fn replaced(&self, mut txn: Txn<'_>, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
         let Some((parent, name)) = link else { return Ok(()) };
-        let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
         let names: Vec<Link> = record.links.iter().chain(&record.pool_links).cloned().collect();
@@ -280,10 +278,7 @@ impl Inner {
             return Ok(());
         }
         match there {
-            Some(stat) => {
-                drop(txn);
-                self.replaced(ino, Some(link), stat)
-            }
+            Some(stat) => self.replaced(txn, ino, Some(link), stat),
             None => {
                 self.forget_pool_name(&mut txn, ino, link.0, &link.1)?;
                 txn.commit()?;
