@@ -61,24 +61,11 @@ impl Fixture {
     }
 
     pub async fn open(&self) -> Overlay {
-        self.open_with(|| self.options()).await
+        opened(|| self.options()).await
     }
 
     pub async fn limited(&self, limit: u64) -> Overlay {
-        self.open_with(|| Options { limit_bytes: Some(limit), ..self.options() }).await
-    }
-
-    /// A task of an overlay that was shut down in this process may hold the fast pool for a moment.
-    async fn open_with(&self, options: impl Fn() -> Options) -> Overlay {
-        let begun = Instant::now();
-        loop {
-            match Overlay::open(options()).await {
-                Err(error) if error.is(ErrorKind::Busy) && begun.elapsed() < Duration::from_secs(30) => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                opened => return opened.unwrap(),
-            }
-        }
+        opened(|| Options { limit_bytes: Some(limit), ..self.options() }).await
     }
 
     /// Puts a file into the pool, as another client does.
@@ -101,6 +88,19 @@ impl Fixture {
             (format!("{path}{slash}"), String::from_utf8_lossy(&entry.content).into_owned())
         };
         snapshot.into_iter().map(shown).collect()
+    }
+}
+
+/// Opens an overlay. A task of one that was shut down in this process may hold the fast pool for a moment.
+pub async fn opened(options: impl Fn() -> Options) -> Overlay {
+    let begun = Instant::now();
+    loop {
+        match Overlay::open(options()).await {
+            Err(error) if error.is(ErrorKind::Busy) && begun.elapsed() < Duration::from_secs(30) => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            opened => return opened.unwrap(),
+        }
     }
 }
 

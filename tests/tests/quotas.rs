@@ -10,9 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_api::operator::StageRequest;
 use forebay_api::quotas::{QuotaKind, QuotaNumber, QuotaReport, QuotaUse, QuotaVerb};
-use forebay_backends::ErrorKind;
 use forebay_engine::{Caller, Change, Ino, Options as EngineOptions, Overlay, Policy, summary};
-use forebay_tests::engine::{Fixture, RDWR, evict, find, flush, rename};
+use forebay_tests::engine::{Fixture, RDWR, evict, find, flush, opened, rename};
 use forebay_tests::mount::{Mount, Options};
 use forebay_tests::process::{Answer, run, wait_until};
 use forebay_tests::settings::seed;
@@ -442,7 +441,7 @@ async fn the_counts_are_right_after_anything() {
             (12, _) => {
                 overlay.shutdown().await.unwrap();
                 drop(overlay);
-                overlay = reopened(&options).await;
+                overlay = opened(&options).await;
             }
             _ => {}
         }
@@ -450,13 +449,4 @@ async fn the_counts_are_right_after_anything() {
     }
     assert!(find(&overlay, "").await == Ino::ROOT);
     overlay.shutdown().await.unwrap();
-}
-
-async fn reopened(options: &impl Fn() -> EngineOptions) -> Overlay {
-    loop {
-        match Overlay::open(options()).await {
-            Err(error) if error.is(ErrorKind::Busy) => tokio::time::sleep(Duration::from_millis(5)).await,
-            opened => return opened.unwrap(),
-        }
-    }
 }

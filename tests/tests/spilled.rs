@@ -292,7 +292,7 @@ async fn changes_at_random(seed: u64, steps: usize) {
     let fixture = fixture();
     let mut fast = tempfile::tempdir().unwrap();
     let open = async |fast: &tempfile::TempDir| {
-        Overlay::open(Options { fast: vec![fast.path().into()], ..options(&fixture) }).await.unwrap()
+        opened(|| Options { fast: vec![fast.path().into()], ..options(&fixture) }).await
     };
     let mut overlay = open(&fast).await;
     let mut ino = create(&overlay, "f").await;

@@ -59,7 +59,7 @@ fn share(mut cases: Vec<Case>) -> Vec<Case> {
     cases
 }
 
-/// As [`assert_conforms`], but for most of the [`LONG`] cases: for a server that is slow.
+/// As [`assert_conforms`], but for most of the [`LONG`] cases: for a server that is slow, or that another test asks all.
 pub async fn assert_conforms_in_part(pool: Arc<dyn Pool>) {
     assert_cases(pool, share(conformance::cases())).await;
 }

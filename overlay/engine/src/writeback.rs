@@ -28,7 +28,8 @@ pub(super) mod sweep;
 pub(crate) mod sync;
 mod upload;
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -50,6 +51,8 @@ const LOGGED: usize = 20;
 /// What is to be flushed, in the order of the flush.
 #[derive(Debug, Default)]
 pub(crate) struct FlushPlan {
+    /// Names that the mount gave to directories.
+    made_dirs: Vec<Intent>,
     made: Vec<Intent>,
     removed: Vec<Intent>,
     files: Vec<Intent>,
@@ -64,7 +67,7 @@ pub(crate) struct FlushPlan {
 
 impl FlushPlan {
     pub fn is_empty(&self) -> bool {
-        [&self.made, &self.removed, &self.files, &self.dirs].iter().all(|intents| intents.is_empty())
+        [&self.made_dirs, &self.made, &self.removed, &self.files, &self.dirs].iter().all(|intents| intents.is_empty())
     }
 }
 
@@ -77,6 +80,16 @@ pub(crate) struct NotFlushed {
 }
 
 pub(crate) type Failed = Vec<NotFlushed>;
+
+/// Returns the intents about names in groups of the same level of their directories, in its order.
+fn by_level<L: Ord>(intents: Vec<Intent>, level: impl Fn(Ino) -> L) -> Vec<Vec<Intent>> {
+    let mut levels = BTreeMap::<L, Vec<Intent>>::new();
+    for intent in intents {
+        let (Intent::Name(dir, _) | Intent::Inode(dir)) = &intent;
+        levels.entry(level(*dir)).or_default().push(intent);
+    }
+    levels.into_values().collect()
+}
 
 impl Inner {
     /// Flushes one file with everything that it depends on: `close` under `flush = "on-close"` waits for it.
@@ -137,10 +150,10 @@ impl Inner {
             }
             match &intent {
                 Intent::Name(parent, name) => {
-                    match self.catalog.name(*parent, name).ok().and_then(|record| record.here_ino()) {
-                        Some(ino) => {
+                    match self.catalog.name(*parent, name).ok().and_then(|record| record.here) {
+                        Some((ino, kind)) => {
                             plan.named.insert(ino);
-                            plan.made.push(intent);
+                            if kind == FileKind::Directory { &mut plan.made_dirs } else { &mut plan.made }.push(intent);
                         }
                         None => plan.removed.push(intent),
                     }
@@ -154,7 +167,7 @@ impl Inner {
             }
         }
         let unnamed = |intent: &&Intent| matches!(intent, Intent::Inode(ino) if !plan.named.contains(ino));
-        plan.changes = (plan.made.len() + plan.removed.len() + plan.files.iter().filter(unnamed).count()) as u64;
+        plan.changes = (plan.made_dirs.len() + plan.made.len() + plan.removed.len() + plan.files.iter().filter(unnamed).count()) as u64;
         plan
     }
 
@@ -176,13 +189,12 @@ impl Inner {
     /// The same, with at most `steps` steps at the same time.
     async fn flush_some(self: &Arc<Self>, plan: FlushPlan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
         let failed = Mutex::new(Failed::new());
-        let FlushPlan { made, mut removed, files, mut dirs, named, .. } = plan;
-        // A directory is removed after what was in it: in this order no name waits for a long chain of other names.
-        removed.sort_by_cached_key(|intent| match intent {
-            Intent::Name(parent, _) => std::cmp::Reverse(self.pool_depth(*parent)),
-            Intent::Inode(_) => std::cmp::Reverse(0),
-        });
-        for group in [made, removed, files] {
+        let FlushPlan { made_dirs, made, removed, files, mut dirs, named, .. } = plan;
+        // A directory is made before what is in it, and removed after it. So these are done level by level: steps at the
+        // same time would wait for each other, in chains as long as the tree is deep.
+        let made_dirs = by_level(made_dirs, |parent| self.depth(parent));
+        let removed = by_level(removed, |parent| Reverse(self.pool_depth(parent)));
+        for group in made_dirs.into_iter().chain([made]).chain(removed).chain([files]) {
             futures::stream::iter(group)
                 .for_each_concurrent(steps, async |intent| {
                     let counted = !matches!(&intent, Intent::Inode(ino) if named.contains(ino));
@@ -194,8 +206,8 @@ impl Inner {
         }
         // A name that is created in a directory changes the directory's times. So they are set last, the deepest first.
         dirs.sort_by_cached_key(|intent| match intent {
-            Intent::Inode(ino) => std::cmp::Reverse(self.depth(*ino)),
-            Intent::Name(..) => std::cmp::Reverse(0),
+            Intent::Inode(ino) => Reverse(self.depth(*ino)),
+            Intent::Name(..) => Reverse(0),
         });
         for intent in dirs {
             self.step(intent, &failed).await;

@@ -222,7 +222,8 @@ impl Inner {
         let mut unplaced = Vec::new();
         let mut at = dir;
         while at != Ino::ROOT {
-            let Some((parent, name)) = self.record_of(at)?.links.first().cloned() else { break };
+            let link = self.node(at)?.state.lock().record.links.first().cloned();
+            let Some((parent, name)) = link else { break };
             if self.catalog.name(parent, &name)?.differs() {
                 unplaced.push((parent, name));
             }
