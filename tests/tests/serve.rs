@@ -251,12 +251,24 @@ fn resident_files_outlive_the_pool() {
     assert!(first.body == bytes && first.header("cache-control") == "max-age=1", "{}", first.head);
     let fresh = node.get("/d/f", &[]);
     assert!(fresh.header("cache-status").starts_with("forebay; hit"), "{}", fresh.head);
+    let asking_place = Place::new();
+    let asking = Node::start(&server.url(""), &asking_place.fast(), &[]);
+    for status in ["forebay; fwd=miss", "forebay; hit; detail=CONFIRMED"] {
+        let got = asking.get("/d/f", &[]);
+        assert!(got.body == bytes && got.header("cache-status") == status, "{}", got.head);
+    }
     server.kill();
+    let got = asking.get("/d/f", &[]);
+    assert!(got.body == bytes && got.header("cache-status") == "forebay; hit; detail=POOL-FAILS", "{}", got.head);
     for _ in 0..6 {
         let got = node.get("/d/f", &[]);
         assert!(got.status == 200 && got.body == bytes, "{}", got.head);
         thread::sleep(Duration::from_millis(500));
     }
+    // Its time is over, and no answer of the pool has made it fresh again.
+    let stale = node.get("/d/f", &[]);
+    let age: u64 = stale.header("age").parse().unwrap();
+    assert!(stale.header("cache-status") == "forebay; hit; detail=STALE" && age >= 2, "{}", stale.head);
     let absent = node.get("/d/g", &[]);
     assert!(matches!(absent.status, 503 | 504) && !absent.header("retry-after").is_empty(), "{}", absent.head);
     assert_eq!(node.get("/readyz", &[]).status, 200);

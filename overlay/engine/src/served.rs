@@ -40,6 +40,9 @@ pub struct ServedFile {
     pub fresh_for: Option<Duration>,
     /// Whether the open found all of it on the fast pool.
     pub was_resident: bool,
+    /// Whether the pool confirmed the version, or was asked lately enough. If it does not answer, the file is served as it
+    /// is.
+    pub is_confirmed: bool,
 }
 
 /// One name of a directory.
@@ -83,6 +86,7 @@ impl Overlay {
     pub(crate) async fn open_served(&self, ino: Ino, user: &UserGroups) -> Result<ServedFile> {
         let node = self.inner.file_node(ino)?;
         for _ in 0..ATTEMPTS {
+            let begun = Instant::now();
             let opened = self.open_file(ino, libc::O_RDONLY).await?;
             let mut file = ServedFile {
                 overlay: self.clone(),
@@ -97,6 +101,7 @@ impl Overlay {
                     Consistency::Immutable => None,
                 },
                 was_resident: !opened.missed,
+                is_confirmed: opened.missed,
             };
             // Rights may have changed with the version that the open found.
             self.inner.check_allowed(ino, user, READ).await?;
@@ -104,6 +109,10 @@ impl Overlay {
             (file.size, file.mtime) = (attr.size, attr.mtime);
             let state = node.state.lock();
             file.version = state.record.version.clone().filter(|_| !state.record.file.is_dirty());
+            // Where the pool only says that it still has a version, `validated` stays as it is.
+            let health = &self.inner.pool_calls.health;
+            let answers = health.why_down().is_none() && !health.is_slow();
+            file.is_confirmed |= answers || state.validated.is_some_and(|at| at >= begun);
             let same = |content: &Arc<Content>| state.record.file.content() == Some(ContentId(content.id));
             if file.resident.as_ref().is_none_or(same) && (file.resident.is_some() || file.version.is_some()) {
                 drop(state);

@@ -167,7 +167,9 @@ impl Inner {
             }
         }
         let unnamed = |intent: &&Intent| matches!(intent, Intent::Inode(ino) if !plan.named.contains(ino));
-        plan.changes = (plan.made_dirs.len() + plan.made.len() + plan.removed.len() + plan.files.iter().filter(unnamed).count()) as u64;
+        plan.changes =
+            (plan.made_dirs.len() + plan.made.len() + plan.removed.len() + plan.files.iter().filter(unnamed).count())
+                as u64;
         plan
     }
 

@@ -53,6 +53,8 @@ impl CacheStatus {
     pub const CONFIRMED: Self = Self::new(CacheResult::Confirmed, "forebay; hit; detail=CONFIRMED");
     /// The pool or the origin is being asked.
     pub const STALE: Self = Self::new(CacheResult::Stale, "forebay; hit; detail=STALE");
+    /// The pool was asked, and does not answer.
+    pub const POOL_FAILS: Self = Self::new(CacheResult::Stale, "forebay; hit; detail=POOL-FAILS");
     pub const MISS: Self = Self::new(CacheResult::Miss, "forebay; fwd=miss");
 
     pub const fn new(result: CacheResult, text: &'static str) -> Self {

@@ -105,7 +105,7 @@ impl PoolContent {
     async fn file(
         &self,
         file: &Arc<OpenFile>,
-        (origin, confirmed): (AnswerOrigin, Instant),
+        (origin, confirmed): (AnswerOrigin, Option<Instant>),
         wish: &GetRequest<'_>,
     ) -> Response<ReplyBody> {
         let size = file.served.size;
@@ -139,12 +139,12 @@ impl PoolContent {
 }
 
 /// Sets the headers that describe a version, in all responses about it.
-fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), response: &mut Response<ReplyBody>) {
+fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Option<Instant>), response: &mut Response<ReplyBody>) {
     let headers = response.headers_mut();
     headers.insert(header::ETAG, file.etag_value.clone());
     headers.insert(header::LAST_MODIFIED, file.last_modified.clone());
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    let age = confirmed.elapsed().as_secs();
+    let age = confirmed.map(|at| at.elapsed().as_secs());
     let status = match (file.served.fresh_for, origin) {
         (None, _) => {
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(IMMUTABLE));
@@ -152,14 +152,17 @@ fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Instant), respo
         }
         (Some(Duration::ZERO), _) => {
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            CacheStatus::CONFIRMED
+            if origin == AnswerOrigin::Unconfirmed { CacheStatus::POOL_FAILS } else { CacheStatus::CONFIRMED }
         }
         (Some(ttl), origin) => {
             headers.insert(header::CACHE_CONTROL, reply::value(format!("max-age={}", ttl.as_secs())));
-            headers.insert(header::AGE, HeaderValue::from(age));
+            if let Some(age) = age {
+                headers.insert(header::AGE, HeaderValue::from(age));
+            }
             match origin {
                 AnswerOrigin::Stale => CacheStatus::STALE,
-                _ => CacheStatus::fresh_for(ttl.as_secs().saturating_sub(age).cast_signed()),
+                AnswerOrigin::Unconfirmed => CacheStatus::POOL_FAILS,
+                _ => CacheStatus::fresh_for(ttl.as_secs().saturating_sub(age.unwrap_or(0)).cast_signed()),
             }
         }
     };

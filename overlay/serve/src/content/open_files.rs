@@ -44,21 +44,23 @@ pub enum AnswerOrigin {
     Fresh,
     /// The file is not fresh, and the engine is being asked.
     Stale,
+    /// The engine was asked now, and the pool does not answer.
+    Unconfirmed,
 }
 
 pub enum Found {
-    /// `confirmed`: when the engine was asked last.
+    /// `confirmed`: when the pool was last known to have this version, if that is known.
     File {
         file: Arc<OpenFile>,
         origin: AnswerOrigin,
-        confirmed: Instant,
+        confirmed: Option<Instant>,
     },
     Directory(Ino),
 }
 
 struct Kept {
     file: Arc<OpenFile>,
-    confirmed: Instant,
+    confirmed: Option<Instant>,
     /// A request is asking the engine again.
     refreshing: Arc<AtomicBool>,
 }
@@ -103,7 +105,8 @@ impl ServedFiles {
     fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
         let mut all = self.shared.kept.lock();
         let kept = all.get(path)?;
-        let age = kept.confirmed.elapsed();
+        let confirmed = kept.confirmed?;
+        let age = confirmed.elapsed();
         let origin = match kept.file.served.fresh_for {
             None => AnswerOrigin::Fresh,
             Some(fresh_for) if age < fresh_for => AnswerOrigin::Fresh,
@@ -114,7 +117,7 @@ impl ServedFiles {
         };
         let must = origin == AnswerOrigin::Stale && !kept.refreshing.swap(true, Ordering::AcqRel);
         let refresh = must.then(|| kept.refreshing.clone());
-        Some((Found::File { file: kept.file.clone(), origin, confirmed: kept.confirmed }, refresh))
+        Some((Found::File { file: kept.file.clone(), origin, confirmed: Some(confirmed) }, refresh))
     }
 
     /// Closes the files at a path and below it.
@@ -133,7 +136,7 @@ impl ServedFiles {
 
 impl Shared {
     async fn open(&self, path: &PoolPath) -> Result<Found> {
-        let confirmed = Instant::now();
+        let asked = Instant::now();
         let served = match self.overlay.open_path(path, &self.user).await {
             Ok(Served::File(served)) => served,
             Ok(Served::Directory(dir)) => {
@@ -146,8 +149,13 @@ impl Shared {
             }
         };
         let came = served.size > 0 && served.resident().is_some() && !served.was_resident;
-        let origin = if came { AnswerOrigin::Fetched } else { AnswerOrigin::Pool };
-        let file = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
+        let origin = match (came, served.is_confirmed) {
+            (true, _) => AnswerOrigin::Fetched,
+            (false, true) => AnswerOrigin::Pool,
+            (false, false) => AnswerOrigin::Unconfirmed,
+        };
+        let confirmed = (origin != AnswerOrigin::Unconfirmed).then_some(asked);
+        let (file, confirmed) = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
         Ok(Found::File { file, origin, confirmed })
     }
 
@@ -156,19 +164,25 @@ impl Shared {
         drop(gone);
     }
 
-    /// Keeps a file open. Returns the one to serve: the one that is open already, with its mapping, if it is the same.
-    fn keep(&self, path: &PoolPath, file: Arc<OpenFile>, confirmed: Instant) -> Arc<OpenFile> {
+    /// Keeps a file open. Returns the one to serve, and when it was confirmed: the one that is open already, with its mapping,
+    /// if it is the same.
+    fn keep(
+        &self,
+        path: &PoolPath,
+        file: Arc<OpenFile>,
+        confirmed: Option<Instant>,
+    ) -> (Arc<OpenFile>, Option<Instant>) {
         let mut all = self.kept.lock();
         let before = all.take(path);
         let refreshing = before.as_ref().map(|kept| kept.refreshing.clone()).unwrap_or_default();
-        let file = match &before {
-            Some(kept) if kept.file.is_same(&file) => kept.file.clone(),
-            _ => file,
+        let (file, confirmed) = match &before {
+            Some(kept) if kept.file.is_same(&file) => (kept.file.clone(), confirmed.or(kept.confirmed)),
+            _ => (file, confirmed),
         };
         let closed = all.put(path.clone(), Kept { file: file.clone(), confirmed, refreshing }, file.served.size);
         drop(all);
         drop((before, closed));
-        file
+        (file, confirmed)
     }
 }
 
