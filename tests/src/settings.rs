@@ -6,6 +6,11 @@ pub fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
+/// Whether `FOREBAY_ALL=1` asks for tests at their full size.
+pub fn is_complete() -> bool {
+    number("FOREBAY_ALL") == Some(1)
+}
+
 /// Returns `FOREBAY_SEED` or another seed each time, and prints it.
 pub fn seed() -> u64 {
     let seed = number("FOREBAY_SEED").unwrap_or_else(|| rand::random::<u32>().into());

@@ -2,10 +2,11 @@
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use forebay_api::operator::ContentState;
 use forebay_backends::{ErrorKind, Pool, PoolPath, Time};
-use forebay_engine::{Change, Overlay, SetTime};
+use forebay_engine::{Change, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 use forebay_tests::process::wait_until;
 use rustix::fs::{IFlags, ioctl_getflags};
@@ -157,4 +158,33 @@ async fn what_is_not_flushed_is_taken_from_the_room_in_the_pool() {
     assert!(pool.free_bytes - shown.free_bytes >= 3 << 20, "{pool:?}, {shown:?}");
     assert!(pool.available_bytes - shown.available_bytes >= 3 << 20, "{pool:?}, {shown:?}");
     assert_eq!(shown.total_bytes, pool.total_bytes);
+}
+
+/// While a writer waits for room, few large files are sent at a time, so that the first of them ends early.
+#[tokio::test(flavor = "multi_thread")]
+async fn few_large_files_are_sent_at_a_time_while_a_writer_waits_for_room() {
+    let fixture = Fixture::new();
+    let policy = Policy::parse("[default]\nflush = \"idle:1h\"\n").unwrap();
+    let overlay = Overlay::open(Options { limit_bytes: Some(80 << 20), policy, ..fixture.options() }).await.unwrap();
+    let content = "x".repeat(8 << 20);
+    for file in 0..9 {
+        write(&overlay, &format!("f{file}"), &content).await.unwrap();
+    }
+    fixture.fault.set_hanging(true);
+    let writer = tokio::spawn(async move {
+        write(&overlay, "last", &content).await.unwrap();
+        overlay
+    });
+    let in_flight = || fixture.metrics.snapshot().in_flight;
+    let begun = Instant::now();
+    while in_flight() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(20) && !writer.is_finished());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(in_flight(), 2);
+    fixture.fault.set_hanging(false);
+    let overlay = writer.await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled().len(), 10);
 }

@@ -17,6 +17,7 @@ mod create;
 mod due;
 mod errors;
 mod in_doubt;
+mod large_uploads;
 mod parts;
 mod rate;
 mod reconcile;
@@ -232,6 +233,8 @@ impl Inner {
     async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
         let subject = self.subject_of(&intent);
         let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
+        let owner = subject.and_then(|ino| self.table.peek(ino)).map_or(0, |node| node.state.lock().record.uid);
+        let _turn = self.turn_of_upload(owner, bytes).await;
         let result = match &intent {
             Intent::Inode(ino) => self.flush_inode(*ino).await,
             Intent::Name(parent, name) => self.reconcile_name(*parent, name).await,

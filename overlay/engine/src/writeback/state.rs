@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::errors::FlushErrors;
-use super::{rate, refused, rounds, sweep};
+use super::{large_uploads, rate, refused, rounds, sweep};
 
 /// State of the flusher that is not in the catalog.
 #[derive(Debug, Default)]
@@ -21,6 +21,7 @@ pub(crate) struct Flusher {
     pub errors: FlushErrors,
     pub refused: refused::RefusedNames,
     pub(super) uploading: sweep::Uploading,
+    pub(super) large: large_uploads::LargeUploads,
 }
 
 impl Flusher {
