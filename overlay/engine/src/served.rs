@@ -40,9 +40,9 @@ pub struct ServedFile {
     pub fresh_for: Option<Duration>,
     /// Whether the open found all of it on the fast pool.
     pub was_resident: bool,
-    /// Whether the pool confirmed the version, or was asked lately enough. If it does not answer, the file is served as it
-    /// is.
-    pub is_confirmed: bool,
+    /// When the pool confirmed the version. `None`: that was too long ago, and the pool does not answer. The file is
+    /// served as it is.
+    pub confirmed: Option<Instant>,
 }
 
 /// One name of a directory.
@@ -86,7 +86,9 @@ impl Overlay {
     pub(crate) async fn open_served(&self, ino: Ino, user: &UserGroups) -> Result<ServedFile> {
         let node = self.inner.file_node(ino)?;
         for _ in 0..ATTEMPTS {
-            let begun = Instant::now();
+            let health = &self.inner.pool_calls.health;
+            let answers = || health.why_down().is_none() && !health.is_slow();
+            let (begun, answered) = (Instant::now(), answers());
             let opened = self.open_file(ino, libc::O_RDONLY).await?;
             let mut file = ServedFile {
                 overlay: self.clone(),
@@ -101,7 +103,7 @@ impl Overlay {
                     Consistency::Immutable => None,
                 },
                 was_resident: !opened.missed,
-                is_confirmed: opened.missed,
+                confirmed: None,
             };
             // Rights may have changed with the version that the open found.
             self.inner.check_allowed(ino, user, READ).await?;
@@ -109,10 +111,11 @@ impl Overlay {
             (file.size, file.mtime) = (attr.size, attr.mtime);
             let state = node.state.lock();
             file.version = state.record.version.clone().filter(|_| !state.record.file.is_dirty());
-            // Where the pool only says that it still has a version, `validated` stays as it is.
-            let health = &self.inner.pool_calls.health;
-            let answers = health.why_down().is_none() && !health.is_slow();
-            file.is_confirmed |= answers || state.validated.is_some_and(|at| at >= begun);
+            let is_lately = |at: &Instant| *at >= begun || file.fresh_for.is_some_and(|ttl| at.elapsed() < ttl);
+            // Where the pool only says that it still has a version, `validated` stays as it is. Peers do not confirm one.
+            let fetched = opened.fetched_bytes > 0 && self.inner.peers.get().is_none();
+            let now = (fetched || (answered && answers())).then_some(begun);
+            file.confirmed = state.validated.filter(is_lately).or(now);
             let same = |content: &Arc<Content>| state.record.file.content() == Some(ContentId(content.id));
             if file.resident.as_ref().is_none_or(same) && (file.resident.is_some() || file.version.is_some()) {
                 drop(state);

@@ -39,6 +39,7 @@ use forebay_catalog::Intent;
 use forebay_policy::Write;
 use futures::StreamExt;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 pub(crate) use self::state::Flusher;
 use super::{Inner, Ino};
@@ -193,19 +194,30 @@ impl Inner {
     async fn flush_some(self: &Arc<Self>, plan: FlushPlan, steps: usize, progress: impl Fn(u64) + Sync) -> Failed {
         let failed = Mutex::new(Failed::new());
         let FlushPlan { made_dirs, made, removed, files, mut dirs, named, .. } = plan;
+        let running = Semaphore::new(steps);
+        let run = async |group: Vec<Intent>| {
+            let one = async |intent| {
+                let _running = running.acquire().await;
+                let counted = !matches!(&intent, Intent::Inode(ino) if named.contains(ino));
+                if let (Some(bytes), true) = (self.step(intent, &failed).await, counted) {
+                    progress(bytes);
+                }
+            };
+            futures::stream::iter(group).for_each_concurrent(steps, one).await;
+        };
         // A directory is made before what is in it, and removed after it. So these are done level by level: steps at the
-        // same time would wait for each other, in chains as long as the tree is deep.
+        // same time would wait for each other, in chains as long as the tree is deep. Files do not wait for all
+        // directories: writers may wait for the room of any file.
         let made_dirs = by_level(made_dirs, |parent| self.depth(parent));
         let removed = by_level(removed, |parent| Reverse(self.pool_depth(parent)));
-        for group in made_dirs.into_iter().chain([made]).chain(removed).chain([files]) {
-            futures::stream::iter(group)
-                .for_each_concurrent(steps, async |intent| {
-                    let counted = !matches!(&intent, Intent::Inode(ino) if named.contains(ino));
-                    if let (Some(bytes), true) = (self.step(intent, &failed).await, counted) {
-                        progress(bytes);
-                    }
-                })
-                .await;
+        let make_dirs = async {
+            for level in made_dirs {
+                run(level).await;
+            }
+        };
+        futures::join!(make_dirs, run(made));
+        for group in removed.into_iter().chain([files]) {
+            run(group).await;
         }
         // A name that is created in a directory changes the directory's times. So they are set last, the deepest first.
         dirs.sort_by_cached_key(|intent| match intent {
@@ -233,8 +245,10 @@ impl Inner {
     async fn step(self: &Arc<Self>, intent: Intent, failed: &Mutex<Failed>) -> Option<u64> {
         let subject = self.subject_of(&intent);
         let bytes = subject.map_or(0, |ino| self.bytes_of(ino));
-        let owner = subject.and_then(|ino| self.table.peek(ino)).map_or(0, |node| node.state.lock().record.uid);
-        let _turn = self.turn_of_upload(owner, bytes).await;
+        let _turn = match subject {
+            Some(ino) => self.turn_of_upload(ino, bytes).await,
+            None => None,
+        };
         let result = match &intent {
             Intent::Inode(ino) => self.flush_inode(*ino).await,
             Intent::Name(parent, name) => self.reconcile_name(*parent, name).await,

@@ -121,11 +121,14 @@ impl PoolContent {
         };
         response.headers_mut().insert(header::CONTENT_TYPE, file.content_type.clone());
         let Some(Selection { parts, length }) = ranges::select(wanted, size, &mut response) else { return response };
-        if matches!(origin, AnswerOrigin::Pool | AnswerOrigin::Fetched) {
+        if !matches!(origin, AnswerOrigin::Fresh | AnswerOrigin::Stale) {
             let mut wanted = parts.iter().map(|(_, range)| range.clone()).filter(|range| !range.is_empty());
-            let hit = origin == AnswerOrigin::Pool && wanted.all(|range| file.served.has(range));
-            let status = if hit { CacheStatus::CONFIRMED } else { CacheStatus::MISS };
-            status.set(&mut response);
+            let hit = origin != AnswerOrigin::Fetched && wanted.all(|range| file.served.has(range));
+            match (hit, origin) {
+                (false, _) => CacheStatus::MISS.set(&mut response),
+                (true, AnswerOrigin::Pool) => CacheStatus::CONFIRMED.set(&mut response),
+                (true, _) => {}
+            }
         }
         if *wish.method == Method::HEAD || length == 0 {
             return response;
@@ -155,7 +158,12 @@ fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Option<Instant>
             if origin == AnswerOrigin::Unconfirmed { CacheStatus::POOL_FAILS } else { CacheStatus::CONFIRMED }
         }
         (Some(ttl), origin) => {
-            headers.insert(header::CACHE_CONTROL, reply::value(format!("max-age={}", ttl.as_secs())));
+            // Who keeps what is not confirmed must ask before the next use.
+            let control = match origin {
+                AnswerOrigin::Unconfirmed => HeaderValue::from_static("no-cache"),
+                _ => reply::value(format!("max-age={}", ttl.as_secs())),
+            };
+            headers.insert(header::CACHE_CONTROL, control);
             if let Some(age) = age {
                 headers.insert(header::AGE, HeaderValue::from(age));
             }

@@ -105,19 +105,19 @@ impl ServedFiles {
     fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
         let mut all = self.shared.kept.lock();
         let kept = all.get(path)?;
-        let confirmed = kept.confirmed?;
-        let age = confirmed.elapsed();
-        let origin = match kept.file.served.fresh_for {
-            None => AnswerOrigin::Fresh,
-            Some(fresh_for) if age < fresh_for => AnswerOrigin::Fresh,
-            Some(fresh_for) if !fresh_for.is_zero() && age < fresh_for + self.stale_while_revalidate => {
+        let age = || kept.confirmed.map(|at| at.elapsed());
+        let origin = match (kept.file.served.fresh_for, age()) {
+            (None, _) => AnswerOrigin::Fresh,
+            (Some(_), None) => return None,
+            (Some(fresh_for), Some(age)) if age < fresh_for => AnswerOrigin::Fresh,
+            (Some(fresh_for), Some(age)) if !fresh_for.is_zero() && age < fresh_for + self.stale_while_revalidate => {
                 AnswerOrigin::Stale
             }
-            Some(_) => return None,
+            _ => return None,
         };
         let must = origin == AnswerOrigin::Stale && !kept.refreshing.swap(true, Ordering::AcqRel);
         let refresh = must.then(|| kept.refreshing.clone());
-        Some((Found::File { file: kept.file.clone(), origin, confirmed: Some(confirmed) }, refresh))
+        Some((Found::File { file: kept.file.clone(), origin, confirmed: kept.confirmed }, refresh))
     }
 
     /// Closes the files at a path and below it.
@@ -136,7 +136,6 @@ impl ServedFiles {
 
 impl Shared {
     async fn open(&self, path: &PoolPath) -> Result<Found> {
-        let asked = Instant::now();
         let served = match self.overlay.open_path(path, &self.user).await {
             Ok(Served::File(served)) => served,
             Ok(Served::Directory(dir)) => {
@@ -149,12 +148,12 @@ impl Shared {
             }
         };
         let came = served.size > 0 && served.resident().is_some() && !served.was_resident;
-        let origin = match (came, served.is_confirmed) {
+        let confirmed = served.confirmed;
+        let origin = match (came, confirmed.is_some()) {
             (true, _) => AnswerOrigin::Fetched,
             (false, true) => AnswerOrigin::Pool,
             (false, false) => AnswerOrigin::Unconfirmed,
         };
-        let confirmed = (origin != AnswerOrigin::Unconfirmed).then_some(asked);
         let (file, confirmed) = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
         Ok(Found::File { file, origin, confirmed })
     }
@@ -175,9 +174,11 @@ impl Shared {
         let mut all = self.kept.lock();
         let before = all.take(path);
         let refreshing = before.as_ref().map(|kept| kept.refreshing.clone()).unwrap_or_default();
-        let (file, confirmed) = match &before {
-            Some(kept) if kept.file.is_same(&file) => (kept.file.clone(), confirmed.or(kept.confirmed)),
-            _ => (file, confirmed),
+        let of_version = before.as_ref().filter(|kept| kept.file.etag == file.etag);
+        let confirmed = confirmed.or(of_version.and_then(|kept| kept.confirmed));
+        let file = match &before {
+            Some(kept) if kept.file.is_same(&file) => kept.file.clone(),
+            _ => file,
         };
         let closed = all.put(path.clone(), Kept { file: file.clone(), confirmed, refreshing }, file.served.size);
         drop(all);
