@@ -24,6 +24,9 @@ fn files() -> u64 {
     (dirs() * FILES_IN_DIR) as u64
 }
 
+/// What a start may read of a catalog with anything in it: the end of the log, and indexes of tables.
+const READ_OF_ANY: u64 = 1 << 20;
+
 /// Makes a pool with very many empty files in memory: making them on a disk would take most of the test.
 fn very_many_files(place: &Place) {
     let pool = place.small_disk("pool", "tmpfs", 4096);
@@ -108,7 +111,10 @@ fn very_many_files_cost_nothing_at_the_mount_and_nothing_once_forgotten() {
     let with_all = read_at_start(&mount);
     let catalog = bytes_of(&mount.place.fast().join("catalog"));
     println!("read at the start: {with_none} bytes, with a catalog of {catalog} bytes {with_all}");
-    assert!(with_all < with_none + catalog / 20, "{with_none} bytes with an empty catalog, {with_all} with all files");
+    assert!(
+        with_all < with_none + READ_OF_ANY + catalog / 50,
+        "{with_none} bytes with an empty catalog, {with_all} with all files"
+    );
     assert!(fs::metadata(mount.path("d0099/f0999")).unwrap().is_file());
 }
 
