@@ -8,6 +8,7 @@
 # make bench-jobs   staging ahead of real programs on a slow pool, and where nothing can be foreseen (ARGS="--runs 3 --only compile")
 # make bench-http   a cache node beside nginx: requests per second and CPU per request (ARGS="ROUNDS SECONDS")
 # make bench-cache-tests   the conformance suite for HTTP caches, with nginx, Varnish and Squid beside it
+# make bench-slow-pool   how long writes wait while the pool takes less than programs write (ARGS="ROUNDS SIZE_IN_MIB ...")
 # make bench-peers   a job that starts on five nodes behind a slow pool, with peers and without (ARGS="ROUNDS NODES MIB_PER_SECOND")
 # make bench-policy   decisions of a policy per second, with ten thousand rules
 # make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost
@@ -44,7 +45,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-policy lint deny advisories nightly mutants deps man schema install clean
+.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-slow-pool bench-policy lint deny advisories nightly mutants deps man schema install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -163,6 +164,10 @@ bench-cache-tests: build $(TOOLS)/$(CACHE_TESTS)
 bench-peers: build
 	@packaging/deps bench-peers
 	@timeout 1800 benches/peers.sh $(ARGS)
+
+bench-slow-pool: build
+	@packaging/deps bench-slow-pool
+	@timeout 1800 benches/slow_pool.sh $(ARGS)
 
 bench-policy:
 	@timeout 600 $(CARGO) bench --workspace --bench policy
