@@ -55,7 +55,9 @@ impl Served {
     }
 
     fn mount(&self) -> Mount {
-        Mount::new(Options { remote: Some(self.remote()), ..Options::default() })
+        // Some of these servers answer few requests at a time.
+        let patient = Options::policy("[pool]\ndeadline = \"60s\"\n");
+        Mount::new(Options { remote: Some(self.remote()), ..patient })
     }
 
     fn doctor(&self, words: &[&str]) -> Answer {
