@@ -34,7 +34,8 @@ use std::sync::Arc;
 use forebay_backends::conformance::troubled::{self, Trouble, TroubledPool};
 use forebay_backends::{Attrs, Pool};
 
-use common::{attrs, is_complete, number, path};
+use common::settings::{is_complete, number};
+use common::{attrs, path};
 
 /// The minimum number of faults in each case.
 const FAULTS_EACH: u64 = 4;

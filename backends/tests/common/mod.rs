@@ -1,6 +1,9 @@
 //! Code that the tests of this crate share.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+#[path = "../../../tests/src/settings.rs"]
+pub mod settings;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -34,24 +37,12 @@ const LONG: [&str; 3] = [
     "entries_that_vanish_while_listing_are_left_out",
 ];
 
-/// Returns the number in an environment variable.
-pub fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
-}
-
-/// Whether `FOREBAY_ALL=1` asks for everything on servers that are slow.
-pub fn is_complete() -> bool {
-    std::env::var_os("FOREBAY_ALL").is_some_and(|all| all == "1")
-}
-
 /// Draws one of [`LONG`], another one each time, and leaves out the others. `FOREBAY_SEED` repeats a draw.
 fn share(mut cases: Vec<Case>) -> Vec<Case> {
-    if is_complete() {
+    if settings::is_complete() {
         return cases;
     }
-    let seed = number("FOREBAY_SEED").unwrap_or_else(rand::random);
-    println!("FOREBAY_SEED={seed}");
+    let seed = settings::seed();
     let all = cases.len();
     let drawn = LONG[seed as usize % LONG.len()];
     cases.retain(|case| case.name == drawn || !LONG.contains(&case.name));
@@ -59,7 +50,8 @@ fn share(mut cases: Vec<Case>) -> Vec<Case> {
     cases
 }
 
-/// As [`assert_conforms`], but for most of the [`LONG`] cases: for a server that is slow, or that another test asks all.
+/// As [`assert_conforms`], but for most of the [`LONG`] cases: for a server that is slow, or one that another test asks
+/// for all cases.
 pub async fn assert_conforms_in_part(pool: Arc<dyn Pool>) {
     assert_cases(pool, share(conformance::cases())).await;
 }

@@ -3,7 +3,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::common::number;
+use super::common::settings::number;
 use super::server::{RpcCall, RpcReply, Xdr, accepted, good};
 
 const SEED: u64 = 1813;

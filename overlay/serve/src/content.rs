@@ -158,7 +158,7 @@ fn describe(file: &OpenFile, (origin, confirmed): (AnswerOrigin, Option<Instant>
             if origin == AnswerOrigin::Unconfirmed { CacheStatus::POOL_FAILS } else { CacheStatus::CONFIRMED }
         }
         (Some(ttl), origin) => {
-            // Who keeps what is not confirmed must ask before the next use.
+            // A cache that keeps what is not confirmed must ask before the next use.
             let control = match origin {
                 AnswerOrigin::Unconfirmed => HeaderValue::from_static("no-cache"),
                 _ => reply::value(format!("max-age={}", ttl.as_secs())),

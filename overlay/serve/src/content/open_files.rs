@@ -105,8 +105,8 @@ impl ServedFiles {
     fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
         let mut all = self.shared.kept.lock();
         let kept = all.get(path)?;
-        let age = || kept.confirmed.map(|at| at.elapsed());
-        let origin = match (kept.file.served.fresh_for, age()) {
+        let age = kept.confirmed.map(|at| at.elapsed());
+        let origin = match (kept.file.served.fresh_for, age) {
             (None, _) => AnswerOrigin::Fresh,
             (Some(_), None) => return None,
             (Some(fresh_for), Some(age)) if age < fresh_for => AnswerOrigin::Fresh,
