@@ -434,6 +434,24 @@ fn the_flush_keeps_to_its_rate() {
 }
 
 #[test]
+fn the_flush_keeps_to_its_rate_of_requests() {
+    const FILES: usize = 20;
+    let mount = Mount::new(Options::policy("[default]\nflush = \"manual\"\n[write-back]\nrequests = \"10/s\"\n"));
+    let create = |of: &str| (0..FILES).for_each(|number| fs::write(mount.path(format!("{of}{number}")), "x").unwrap());
+    create("a");
+    let begun = Instant::now();
+    mount.flush();
+    // The first one has its time, too.
+    assert!(begun.elapsed() >= Duration::from_secs(2), "{FILES} files went in {:?}", begun.elapsed());
+    let schedule =
+        "[default]\nflush = \"manual\"\n[write-back]\nrequests = \"1/s\"\nschedule = \"00:00-24:00 unlimited\"\n";
+    apply(&mount, schedule);
+    create("b");
+    mount.flush();
+    assert_eq!(fs::read_dir(mount.pool("")).unwrap().count(), 2 * FILES);
+}
+
+#[test]
 fn files_are_checked_and_compared_without_a_mount() {
     let mount = Mount::manual();
     let file = |name: &str, text: &str| {

@@ -38,13 +38,13 @@ impl Throttle {
 }
 
 impl Rate {
-    /// `bytes_per_second`: above 0.
-    pub fn bandwidth(bytes_per_second: u64) -> Self {
-        let bytes_per_second = Some(bytes_per_second.max(1));
+    /// `units`: bytes, or whatever is counted, above 0.
+    pub fn per_second(units: u64) -> Self {
+        let bytes_per_second = Some(units.max(1));
         Self { bytes_per_second, latency: Duration::ZERO, free_at: Mutex::new(None) }
     }
 
-    /// Returns when `bytes` have passed as one unit. Callers pass in the order in which they call.
+    /// Returns when `bytes`, or other units, have passed as one. Callers pass in the order in which they call.
     pub async fn pass_in_turn(&self, bytes: u64) {
         if let Some(rate) = self.bytes_per_second {
             sleep_until(self.reserve(bytes, rate, Instant::now())).await;

@@ -148,7 +148,7 @@ impl Overlay {
             owner,
             is_jobs,
             expires_unix: request.lease_secs.map(|secs| unix_now().saturating_add(secs)),
-            rate: request.bytes_per_second.map(Rate::bandwidth),
+            rate: request.bytes_per_second.map(Rate::per_second),
         };
         let settled = &AtomicU64::new(0);
         let arrived = &arrived;

@@ -41,7 +41,7 @@ pub use sections::{MountPolicy, Prefetch, SharePolicy, SpacePolicy};
 use settings::PathSetting;
 pub use settings::{ConflictPolicy, Consistency, FlushPolicy, PathPolicy, Priority, Read, SettingName, Write};
 pub use tiers::Tier;
-pub use writeback::{RateWindow, WriteBack};
+pub use writeback::{SendLimits, SendWindow, WriteBack};
 
 /// A compiled policy.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use crate::document::{PolicyFields, PolicySource, duration, meant};
 use crate::quotas::QuotaPolicy;
 use crate::settings::SettingName;
 use crate::tiers::{self, Tier};
-use crate::writeback::{RateWindow, WriteBack, rate};
+use crate::writeback::{SendWindow, WriteBack, rate, request_rate};
 
 /// Limits of the fast pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -136,10 +136,11 @@ impl MountPolicy {
             take(pool.read("deadline", duration)?, &mut self.pool_deadline);
             take(pool.read("retry", duration)?, &mut self.pool_retry);
         }
-        if let Some(write_back) = section("write-back", &["rate", "schedule"])? {
-            take(write_back.read("rate", rate)?, &mut self.write_back.rate);
+        if let Some(write_back) = section("write-back", &["rate", "requests", "schedule"])? {
+            take(write_back.read("rate", rate)?, &mut self.write_back.limits.bytes);
+            take(write_back.read("requests", request_rate)?, &mut self.write_back.limits.requests);
             let window = |text: &str| {
-                RateWindow::parse(text).map_err(|why| write_back.error("schedule", format!("\"{text}\": {why}")))
+                SendWindow::parse(text).map_err(|why| write_back.error("schedule", format!("\"{text}\": {why}")))
             };
             let windows = write_back.texts("schedule")?;
             take(

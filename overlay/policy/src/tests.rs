@@ -208,6 +208,7 @@ fn errors_name_the_place_the_setting_and_what_is_allowed() {
         ("[space]\nevictor = \"lrru\"", "2:11", "did you mean `lru`?"),
         ("[write-back]\nschedule = [\"22-6 1MiB\"]", "2:12", "22:00-06:00"),
         ("[write-back]\nrate = \"0B\"", "2:8", "manual"),
+        ("[write-back]\nrequests = \"many\"", "2:12", "100/s"),
         ("[allow]\nsettings = \"flsh\"", "2:12", "did you mean `flush`?"),
         ("[default\nflush = 3", "1:9", ""),
     ] {

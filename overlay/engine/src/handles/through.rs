@@ -207,6 +207,7 @@ impl Inner {
     ) -> BoxFuture<'a, Result<Option<u32>>> {
         async move {
             let bytes = data.len() as u64;
+            self.may_request().await;
             self.may_send(bytes).await;
             let write = |path| async move { self.pool.write_at(&path, offset, data).await };
             let written = self.change_pool_copy(node, bytes, write).await?;
@@ -224,6 +225,7 @@ impl Inner {
     ) -> BoxFuture<'a, Result<bool>> {
         async move {
             let change = SetAttrs { size: Some(size), ..SetAttrs::default() };
+            self.may_request().await;
             let cut = |path| async move { self.pool.set_attrs(&path, &change).await };
             self.change_pool_copy(node, 0, cut).await
         }

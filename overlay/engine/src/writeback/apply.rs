@@ -29,6 +29,7 @@ impl Inner {
         record: &NameRecord,
         step: ReconcileStep,
     ) -> Result<()> {
+        self.may_request().await;
         let (subject, other) = match &step {
             ReconcileStep::Remove { occupant } => (*occupant, None),
             ReconcileStep::Rename { moved, occupant, .. } => (*moved, *occupant),

@@ -100,6 +100,10 @@ impl Inner {
     pub(super) fn flush_in_place(self: &Arc<Self>, ino: Ino) -> BoxFuture<'_, Result<()>> {
         async move {
             let node = self.node(ino)?;
+            let record = self.record_of(ino)?;
+            if record.file.is_dirty() || record.dirty.any() || !record.dirty_xattrs.is_empty() {
+                self.may_request().await;
+            }
             if self.record_of(ino)?.file.is_dirty() {
                 // The new copy gets only the attributes that are sent with it. These calls to the pool must not be made
                 // under a lock.

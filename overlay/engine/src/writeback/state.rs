@@ -17,7 +17,7 @@ pub(crate) struct Flusher {
     pub conflicts: Mutex<Vec<String>>,
     pub(super) calls: Mutex<rounds::QueueNotices>,
     pub(super) stuck: Mutex<rounds::Stuck>,
-    pub(super) rate: rate::UploadRate,
+    pub(super) rates: rate::SendRates,
     pub errors: FlushErrors,
     pub refused: refused::RefusedNames,
     pub(super) uploading: sweep::Uploading,
