@@ -288,7 +288,7 @@ pub struct StageArgs {
     pub command: Vec<std::ffi::OsString>,
     /// How long the lease protects the files from eviction, such as 12h. Default: until the owner's job ends, or
     /// `release`.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     pub lease: Option<Duration>,
     /// The owner of the lease, such as the name of a job. Default: the job of `run`, else the Slurm job, else the user.
     #[arg(long, value_name = "NAME")]
@@ -297,7 +297,7 @@ pub struct StageArgs {
     #[arg(long, value_name = "RATE", value_parser = values::rate)]
     pub rate: Option<u64>,
     /// End after this time, such as 90s, with what is resident by then. For COMMAND, start no fetch that takes longer.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     pub within: Option<Duration>,
     /// Show what would be fetched, and whether it fits.
     #[arg(long)]

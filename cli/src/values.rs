@@ -29,6 +29,13 @@ pub fn interval(text: &str) -> Result<Duration, String> {
     if interval < SHORTEST { Err("at least 100ms".into()) } else { Ok(interval) }
 }
 
+/// Parses a duration. The daemon and the program add it to times, so it has a limit.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+    let duration = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if duration > LONGEST { Err("at most 36500d".into()) } else { Ok(duration) }
+}
+
 /// Parses a share of a whole: above 0 and up to 1.
 pub fn fraction(text: &str) -> Result<f64, String> {
     let fraction: f64 = text.trim().parse().map_err(|e| format!("`{text}`, such as 0.1: {e}"))?;
@@ -61,9 +68,10 @@ pub fn bytes(count: u64) -> String {
     ByteSize(count).to_string()
 }
 
-/// A time, from seconds since 1970.
+/// A time, from seconds since 1970. A later one than the year 9999 is shown as the end of that year.
 pub fn moment(unix: u64) -> String {
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(unix)).to_string()
+    const LAST: u64 = 253_402_300_799;
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(unix.min(LAST))).to_string()
 }
 
 pub fn span(secs: u64) -> String {
@@ -132,6 +140,15 @@ mod tests {
         assert_eq!(pace("100MB/s:2ms"), Ok(expected));
         assert_eq!(pace("1MiB").unwrap().bytes_per_sec, 1 << 20);
         assert!(pace("fast").is_err() && pace("0/s").is_err() && pace("1M,soon").is_err());
+    }
+
+    #[test]
+    fn times_and_durations_have_an_end() {
+        assert_eq!(duration("12h"), Ok(Duration::from_secs(43_200)));
+        assert_eq!(duration("18446744073709551615s"), Err("at most 36500d".into()));
+        assert!(duration("soon").is_err());
+        assert_eq!(moment(0), "1970-01-01T00:00:00Z");
+        assert_eq!([moment(253_402_300_800), moment(u64::MAX)], ["9999-12-31T23:59:59Z"; 2]);
     }
 
     #[test]

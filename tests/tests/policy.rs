@@ -297,6 +297,48 @@ fn owners_may_set_the_policy_of_their_directories() {
     until_pool_has(&mount, "mine/deep/c", b"c");
 }
 
+/// A duration that no clock can count is refused. If another client has set it, the flush goes on by the other rules.
+#[test]
+fn an_endless_duration_ends_no_worker() {
+    let text = "[default]\nflush = \"idle:100ms\"\n[allow]\nsettings = [\"flush\", \"flush-deadline\"]\n";
+    let set = |dir: &Path, value: &str| {
+        let mut command = Command::new("setfattr");
+        run(command.args(["-n", "user.forebay.policy", "-v", value]).arg(dir), COMMAND)
+    };
+    let place = Place::new();
+    let theirs = place.pool().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    set(&theirs, "flush = \"idle:18446744073709s\"").ok();
+    let mount = Mount::on(place, Options::policy(text));
+    let worker = mount.worker();
+    let mine = mount.path("mine");
+    fs::create_dir(&mine).unwrap();
+    for seconds in ["18446744073709", "1844674407370955161", "18446744073709551615"] {
+        assert_ne!(set(&mine, &format!("flush = \"idle:{seconds}s\"")).code, Some(0), "{seconds}");
+        assert_ne!(set(&mine, &format!("flush-deadline = \"{seconds}s\"")).code, Some(0), "{seconds}");
+    }
+    assert!(mount.log().contains("at most 36500d"), "{}", mount.log());
+    set(&mine, "flush = \"idle:36500d\"").ok();
+    fs::write(mount.path("mine/closed"), "1").unwrap();
+    let mut open = File::create(mount.path("mine/open")).unwrap();
+    open.write_all(b"2").unwrap();
+    fs::write(mount.path("theirs/a"), "3").unwrap();
+    fs::write(mount.path("other"), "4").unwrap();
+    until_pool_has(&mount, "other", b"4");
+    until_pool_has(&mount, "theirs/a", b"3");
+    let dirty = mount.forebay(["dirty"], &[&mount.place.mnt()]).ok().out;
+    assert!(dirty.contains("mine/closed") && dirty.contains("mine/open"), "{dirty}");
+    assert!(!mount.pool("mine/closed").exists() && !mount.pool("mine/open").exists());
+    assert_eq!(mount.worker(), worker);
+    drop(open);
+    mount.umount();
+    mount.mount();
+    let worker = mount.worker();
+    fs::write(mount.path("later"), "5").unwrap();
+    until_pool_has(&mount, "later", b"5");
+    assert_eq!(mount.worker(), worker);
+}
+
 /// SEMANTICS 89: "A policy with an error is refused as a whole. A policy that was applied holds for a daemon that starts
 /// again."
 #[test]

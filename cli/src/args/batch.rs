@@ -68,7 +68,7 @@ pub struct BeginArgs {
     #[arg(long, value_name = "PATH")]
     pub stage_out: Vec<OsString>,
     /// How long the leases last at most, such as 12h. Default: until the job ends.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     pub lease: Option<Duration>,
     /// How often the scheduler has requeued the job: a larger number than before begins the next attempt.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -83,7 +83,7 @@ pub struct WaitArgs {
     #[command(flatten)]
     pub named: JobNameArgs,
     /// Wait for the end of the work, for this time at most. Default: return at once.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     pub wait: Option<Duration>,
 }
 
@@ -159,7 +159,7 @@ pub enum BurstBufferCommand {
         #[command(flatten)]
         job: ExchangedJobArgs,
         /// How long to wait.
-        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = values::duration)]
         wait: Duration,
     },
     /// Forget what a job asked for.
@@ -170,7 +170,7 @@ pub enum BurstBufferCommand {
         #[arg(long)]
         hurry: bool,
         /// How long to wait for the nodes of a job whose results are given up.
-        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = values::duration)]
         wait: Duration,
     },
     /// Print the pool.
@@ -224,6 +224,6 @@ pub struct HookArgs {
     #[arg(long, value_name = "PATH")]
     pub mount: Option<PathBuf>,
     /// How long it may take. What is not done by then goes on in the daemon.
-    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = values::duration)]
     pub within: Duration,
 }

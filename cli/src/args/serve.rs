@@ -30,14 +30,14 @@ pub struct ServeArgs {
     #[arg(long, requires = "reverse_proxy")]
     pub forward_changes: bool,
     /// How long a response that is not fresh is used if the web server fails.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration, requires = "reverse_proxy")]
     pub stale_if_error: Duration,
     /// How long it is believed that there is no such page, if the web server says no time for that.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration, requires = "reverse_proxy")]
     pub negative_ttl: Duration,
     /// How long a response is fresh that says nothing about it, not even when it was changed. Only for a web server whose
     /// pages are the same for all clients.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, requires = "reverse_proxy")]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration, requires = "reverse_proxy")]
     pub default_ttl: Duration,
     /// A directory on local NVMe that holds cached content; repeat it for more devices.
     #[arg(long, value_name = "DIR", required = true)]
@@ -80,7 +80,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub connections: Option<u32>,
     /// How long a file is still served after its time is over, while the pool is asked about it.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = values::duration)]
     pub stale_while_revalidate: Duration,
     /// Log requests into a file; - is standard output. SIGHUP opens it again, and reads --access and the certificate
     /// again.
@@ -112,6 +112,6 @@ pub struct SignUrlArgs {
     #[arg(long, value_name = "FILE")]
     pub access: PathBuf,
     /// How long the URL may be used.
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
     pub valid: Duration,
 }

@@ -155,6 +155,7 @@ impl Catalog {
         }
         catalog.generation = catalog.meta("generation")?.unwrap_or(0);
         catalog.start_epoch(durability)?;
+        catalog.bring_forward()?;
         Ok(catalog)
     }
 

@@ -22,6 +22,15 @@ use tokio::sync::Notify;
 use super::{Batch, Catalog, Intent, cf, corrupt, decoded, encode, failed};
 use forebay_system::clock::unix_now;
 
+/// The longest wait that is given to an entry: 100 years. The clock starts beyond all waits after a restart, so it could
+/// end after some restarts otherwise.
+const LONGEST_US: u64 = 100 * 365 * 86_400 * 1_000_000;
+/// No clock comes to this time by itself: it is 292,000 years after the first start. An entry with a later one is due at
+/// the next start, and does not count for the clock.
+const NEVER_US: u64 = u64::MAX / 2;
+/// Entries that one batch makes due.
+const FORWARD: usize = 256;
+
 /// The lane in which an intent waits. In each lane, the earlier time goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
@@ -97,7 +106,7 @@ impl FlushQueue {
             let (slot, _) = parse(&key).ok_or_else(|| corrupt(cf::QUEUE))?;
             users.insert(slot.user);
             for lane in [Lane::Fresh, Lane::Later, Lane::Manual] {
-                let end = lane_key(slot.user, lane, u64::MAX);
+                let end = lane_key(slot.user, lane, NEVER_US);
                 let last = db.iterator_cf(family, IteratorMode::From(&end, Direction::Reverse)).next();
                 if let Some((last, _)) =
                     last.transpose().map_err(|e| failed("read the catalog", e))?.and_then(|(k, _)| parse(&k))
@@ -119,7 +128,7 @@ impl FlushQueue {
     }
 
     fn now_us(&self) -> u64 {
-        self.base_us + us(self.started.elapsed())
+        self.base_us.saturating_add(us(self.started.elapsed()))
     }
 
     /// Returns the current time, or a later one if the current one was given out before.
@@ -145,9 +154,39 @@ impl Catalog {
         self.queue.now_us()
     }
 
+    /// Returns the time of the queue's clock at which a wait from `now_us` on ends. A wait of more than 100 years ends
+    /// after 100 years.
+    pub fn queue_after(now_us: u64, wait: Duration) -> u64 {
+        now_us.saturating_add(us(wait))
+    }
+
     /// Returns the time of the queue's clock, in microseconds. No two calls return the same time.
     pub fn queue_unique(&self) -> u64 {
         self.queue.unique_us()
+    }
+
+    /// Makes entries due whose time never comes. Only at the start.
+    pub(super) fn bring_forward(&self) -> Result<()> {
+        let users = self.queue.users.lock().clone();
+        for user in users {
+            for lane in [Lane::Fresh, Lane::Later, Lane::Manual] {
+                loop {
+                    let taken = self.queue_take(user, lane, NEVER_US, u64::MAX, FORWARD)?;
+                    if taken.is_empty() {
+                        break;
+                    }
+                    tracing::warn!(user, "{} entries of the flush had a time that never comes", taken.len());
+                    let mut batch = self.batch();
+                    for entry in taken {
+                        let at_us = self.queue_unique();
+                        let wait = Wait { since_us: entry.wait.since_us.min(at_us), ..entry.wait };
+                        batch.requeue(&entry, QueueSlot { at_us, ..entry.slot }, wait)?;
+                    }
+                    self.write(batch)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sets the delay after which new entries are looked at.
@@ -257,7 +296,7 @@ impl Batch<'_> {
     /// Adds an intent to the queue.
     pub(super) fn enter_queue(&mut self, user: u32, intent: &Intent) {
         let now_us = self.catalog.queue.unique_us();
-        let at_us = now_us + self.catalog.queue.delay_us.load(Ordering::Relaxed);
+        let at_us = now_us.saturating_add(self.catalog.queue.delay_us.load(Ordering::Relaxed));
         let slot = QueueSlot { user, lane: Lane::Fresh, at_us };
         self.queue(intent, slot, Wait { since_us: now_us, failures: 0 }, unix_now());
     }
@@ -295,7 +334,7 @@ impl Batch<'_> {
 }
 
 fn us(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX / 4).min(u64::MAX / 4)
+    u64::try_from(duration.as_micros()).unwrap_or(LONGEST_US).min(LONGEST_US)
 }
 
 fn lane_key(user: u32, lane: Lane, at_us: u64) -> Vec<u8> {

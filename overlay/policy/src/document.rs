@@ -12,6 +12,9 @@ use toml_edit::{Document, Item, TableLike, Value};
 /// A word is suggested if it is at least so similar to the unknown one (Jaro-Winkler, between 0 and 1).
 const SIMILAR: f64 = 0.75;
 
+/// The longest duration. Sums and multiples of it fit into the clocks and counters that the daemon adds it to.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Where something stands in a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -177,7 +180,11 @@ pub(crate) fn meant(word: &str, known: &[&str]) -> String {
 }
 
 pub(crate) fn duration(text: &str) -> std::result::Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|e| format!("{e}; it must be a duration such as 30s"))
+    match humantime::parse_duration(text) {
+        Ok(duration) if duration > LONGEST => Err("a duration is at most 36500d".into()),
+        Ok(duration) => Ok(duration),
+        Err(e) => Err(format!("{e}; it must be a duration such as 30s")),
+    }
 }
 
 pub(crate) fn size(text: &str) -> std::result::Result<u64, String> {

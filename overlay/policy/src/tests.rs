@@ -132,6 +132,7 @@ fn directories_may_set_what_the_site_allows() {
     let policy = Policy::parse("[allow]\nsettings = [\"flush\", \"read\"]\n").unwrap();
     assert!(policy.uniform().is_none());
     let mine = policy.parse_directory("flush = \"on-close\"").unwrap();
+    assert!(policy.parse_directory("flush = \"idle:36500d\"").is_ok());
     let path = PoolPath::parse("d").unwrap();
     let mut verdict = policy.explain(&FileFacts::of_path(&path));
     mine.apply_to(&mut verdict, &path);
@@ -142,6 +143,7 @@ fn directories_may_set_what_the_site_allows() {
         ("flsh = \"manual\"", "did you mean `flush`?"),
         ("flush", "1:"),
         ("paths = \"x\"", "no `paths`"),
+        ("flush = \"idle:18446744073709s\"", "at most 36500d"),
     ] {
         let error = policy.parse_directory(value).unwrap_err().to_string();
         assert!(error.contains(needle) && error.starts_with(DIRECTORY_POLICY_XATTR), "{error}");
@@ -186,6 +188,13 @@ fn errors_name_the_place_the_setting_and_what_is_allowed() {
         ("[default]\nflush = \"soon\"", "2:9", "on-close"),
         ("[default]\nflush = \"every:1ms\"", "2:9", "at least 1s"),
         ("[default]\nconsistency = \"ttl:x\"", "2:15", "duration"),
+        ("[default]\nconsistency = \"ttl:18446744073709s\"", "2:15", "at most 36500d"),
+        ("[default]\nflush = \"idle:18446744073709s\"", "2:9", "at most 36500d"),
+        ("[default]\nflush = \"every:36501d\"", "2:9", "at most 36500d"),
+        ("[default]\nflush-deadline = \"584542y\"", "2:18", "at most 36500d"),
+        ("[default]\nmetadata-ttl = \"18446744073709551615s\"", "2:16", "at most 36500d"),
+        ("[pool]\ndeadline = \"1000y\"", "2:12", "at most 36500d"),
+        ("[[quota]]\nuser = \"1\"\ngrace = \"1000y\"", "3:9", "at most 36500d"),
         ("[default]\nflsh = \"manual\"", "2:1", "did you mean `flush`?"),
         ("[default]\nreadahead = \"much\"", "2:13", "size"),
         ("[default]\nwrite = 3", "2:9", "text in quotes"),

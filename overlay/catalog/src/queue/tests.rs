@@ -112,3 +112,42 @@ fn all_that_waited_is_due_after_a_restart_and_the_clock_never_goes_back() {
     assert!(catalog.queue_now() > now);
     assert_eq!(catalog.queue_take(7, Lane::Fresh, 0, catalog.queue_now(), 10).unwrap().len(), 1);
 }
+
+/// A daemon may have stored times near the end of the clock: they were taken from the policy without a limit.
+#[test]
+fn a_time_that_never_comes_does_not_stop_the_clock_and_its_entry_is_due_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+    let catalog = open();
+    let times = [u64::MAX, u64::MAX - 1, NEVER_US, NEVER_US + 1, 3_600_000_000];
+    let intents: Vec<Intent> =
+        (0..times.len() as u8).map(|name| Intent::Name(PARENT, [b'a' + name].as_slice().into())).collect();
+    for (name, at_us) in times.into_iter().enumerate() {
+        mark(&catalog, name as u8, 7, false, true);
+        let entry = catalog.queued_as(&intents[name]).unwrap().unwrap();
+        let mut batch = catalog.batch();
+        let slot = QueueSlot { user: 7, lane: Lane::Later, at_us };
+        batch.requeue(&entry, slot, Wait { since_us: at_us, failures: 3 }).unwrap();
+        catalog.write(batch).unwrap();
+    }
+    drop(catalog);
+    for _ in 0..2 {
+        let catalog = open();
+        assert!((times[4]..times[4] + 1_000_000_000_000).contains(&catalog.queue_now()), "{}", catalog.queue_now());
+        let due = catalog.queue_take(7, Lane::Later, 0, catalog.queue_unique(), 10).unwrap();
+        assert_eq!(due.len(), intents.len(), "{due:?}");
+        assert!(due.iter().all(|entry| entry.wait.failures == 3 && entry.wait.since_us <= entry.slot.at_us), "{due:?}");
+        assert!(intents.iter().all(|intent| due.iter().any(|entry| entry.intent == *intent)), "{due:?}");
+        mark(&catalog, 20, 7, false, true);
+        mark(&catalog, 20, 7, true, false);
+    }
+}
+
+#[test]
+fn the_longest_wait_is_a_hundred_years() {
+    let years = |years: u64| Duration::from_secs(years * 365 * 86_400);
+    assert_eq!(Catalog::queue_after(5, Duration::from_secs(1)), 1_000_005);
+    assert_eq!(Catalog::queue_after(5, years(1000)), Catalog::queue_after(5, years(100)));
+    assert_eq!(Catalog::queue_after(5, Duration::MAX), Catalog::queue_after(5, years(100)));
+    assert_eq!(Catalog::queue_after(u64::MAX - 1, Duration::MAX), u64::MAX);
+}

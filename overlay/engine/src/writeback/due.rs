@@ -106,7 +106,7 @@ impl Inner {
             // Most of it is in the pool already. Each flush makes the server copy all of that.
             return Ok(Due::In(Lane::Later, LOOK_AGAIN));
         }
-        let age_max = policy.flush_deadline.unwrap_or((idle * AGE_IDLE_TIMES).max(AGE_LEAST));
+        let age_max = policy.flush_deadline.unwrap_or(idle.saturating_mul(AGE_IDLE_TIMES).max(AGE_LEAST));
         if queued >= age_max {
             return Ok(Due::Now);
         }
@@ -123,7 +123,9 @@ impl Inner {
 
     /// Returns when an entry is going to be flushed, for operators.
     pub(crate) fn when_due(&self, entry: &Queued) -> Result<String> {
-        let waits = |wait: Duration| humantime::format_duration(Duration::from_secs(wait.as_secs() + 1)).to_string();
+        let waits = |wait: Duration| {
+            humantime::format_duration(Duration::from_secs(wait.as_secs().saturating_add(1))).to_string()
+        };
         Ok(match self.is_due(entry, false)? {
             _ if entry.wait.failures > 0 => format!("tried {} times, and tried again", entry.wait.failures),
             Due::Now => "flushed now".into(),

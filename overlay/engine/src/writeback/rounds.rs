@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
-use forebay_catalog::{Intent, Lane, QueueSlot, Queued, Wait};
+use forebay_catalog::{Catalog, Intent, Lane, QueueSlot, Queued, Wait};
 use forebay_policy::{FlushPolicy, Priority};
 use forebay_system::descriptors::for_flush;
 use futures::FutureExt;
@@ -398,7 +398,7 @@ impl Inner {
                 (Lane::Later, wait, Wait { failures: entry.wait.failures.saturating_add(1), ..entry.wait })
             }
         };
-        let at_us = now + wait.as_micros() as u64;
+        let at_us = Catalog::queue_after(now, wait);
         let subject = match &entry.intent {
             Intent::Inode(ino) => Some(*ino),
             Intent::Name(parent, name) => self.catalog.name(*parent, name)?.here_ino(),
@@ -489,7 +489,7 @@ impl Inner {
     /// to go on.
     fn look_at_manual(&self, user: u32, from_us: u64) -> Result<Option<u64>> {
         let taken = self.catalog.queue_take(user, Lane::Manual, from_us, u64::MAX, ROUND)?;
-        let next = taken.last().filter(|_| taken.len() == ROUND).map(|entry| entry.slot.at_us + 1);
+        let next = taken.last().filter(|_| taken.len() == ROUND).map(|entry| entry.slot.at_us.saturating_add(1));
         let mut places = Vec::new();
         for entry in taken {
             match self.is_due(&entry, false) {
