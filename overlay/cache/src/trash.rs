@@ -21,10 +21,13 @@ pub struct Trash {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Files that were discarded and are not removed yet.
+/// What was discarded, and how much of it is done. Files are removed in the order in which they were discarded.
 #[derive(Debug, Default)]
 struct TrashBacklog {
-    files: u64,
+    discarded_files: u64,
+    /// Files that were removed, or that are left to the next sweep.
+    done_files: u64,
+    /// Bytes of files that are not done.
     bytes: u64,
 }
 
@@ -46,7 +49,7 @@ impl Trash {
         if let Some(sender) = &self.sender {
             let mut pending = self.pending.0.lock();
             if sender.send((content, bytes)).is_ok() {
-                pending.files += 1;
+                pending.discarded_files += 1;
                 pending.bytes += bytes;
             }
         }
@@ -57,10 +60,12 @@ impl Trash {
         self.pending.0.lock().bytes
     }
 
-    /// Waits until all files that were discarded before are removed, and their space is free.
+    /// Waits until all files that were discarded before are removed, and their space is free. Does not wait for files
+    /// that are discarded meanwhile.
     pub fn drain(&self) {
         let mut pending = self.pending.0.lock();
-        while pending.files > 0 {
+        let until = pending.discarded_files;
+        while pending.done_files < until {
             self.pending.1.wait(&mut pending);
         }
     }
@@ -92,7 +97,7 @@ fn run(
         }
         {
             let mut pending = pending.0.lock();
-            pending.files -= batch.len() as u64;
+            pending.done_files += batch.len() as u64;
             pending.bytes -= batch.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
         pending.1.notify_all();
@@ -107,7 +112,13 @@ fn remove(store: &ContentStore, content: ContentId, bytes: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::time::Duration;
+
     use super::*;
+
+    /// Files after which the test gives up.
+    const DISCARDS: u64 = 60_000;
 
     #[test]
     fn discarded_bytes_are_pending_until_their_records_are_durable() {
@@ -123,5 +134,32 @@ mod tests {
         trash.drain();
         assert_eq!(trash.pending_bytes(), 0);
         drop(trash);
+    }
+
+    #[test]
+    fn drain_does_not_wait_for_what_is_discarded_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(ContentStore::open(&[dir.path().to_owned()], Some(1 << 30)).unwrap());
+        let settle = || {
+            std::thread::sleep(Duration::from_millis(5));
+            Ok(())
+        };
+        let trash = Trash::start(store, settle).unwrap();
+        let (drained, discards) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Each file is discarded while an earlier one waits: the backlog is never empty.
+                while !drained.load(Ordering::Relaxed) && discards.load(Ordering::Relaxed) < DISCARDS {
+                    trash.discard(ContentId(discards.fetch_add(1, Ordering::Relaxed)), 1);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            while discards.load(Ordering::Relaxed) < 10 {
+                std::thread::yield_now();
+            }
+            (0..3).for_each(|_| trash.drain());
+            drained.store(true, Ordering::Relaxed);
+        });
+        assert!(discards.into_inner() < DISCARDS, "the calls ended only when no file was discarded any more");
     }
 }
