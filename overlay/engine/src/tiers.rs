@@ -74,16 +74,35 @@ impl Inner {
         }
     }
 
-    /// Notes that a file has clean content of so many bytes, so that it may be evicted or demoted.
+    /// Notes that a file has clean content of so many bytes, so that it may be evicted or demoted. The caller holds the
+    /// lock of the inode.
     pub(crate) fn note_clean(&self, ino: Ino, id: Option<ContentId>, bytes: u64) {
-        let tier = id.and_then(|id| self.store.tier_of(id));
         match id {
             // What is in memory frees no space of the fast pool.
             Some(id) if self.store.is_volatile(id) => self.space.evictor.remove(ino.0),
             _ => self.space.evictor.insert(ino.0, bytes),
         }
-        if let Some(tier) = tier.filter(|tier| *tier != self.store.last_tier()) {
-            self.tiers.uses.lock().holds(ino, tier);
+        if !self.store.has_tiers() {
+            return;
+        }
+        let tier = id.and_then(|id| self.store.tier_of(id)).filter(|tier| *tier != self.store.last_tier());
+        let mut uses = self.tiers.uses.lock();
+        match tier {
+            Some(tier) => uses.holds(ino, tier),
+            None => uses.forget(ino),
+        }
+    }
+
+    /// Notes that a file has no clean content any more: it is gone, or dirty.
+    pub(crate) fn note_not_clean(&self, ino: Ino) {
+        self.space.evictor.remove(ino.0);
+        self.note_evicted(ino);
+    }
+
+    /// Notes that the eviction policy chose the content of a file, which is gone.
+    pub(crate) fn note_evicted(&self, ino: Ino) {
+        if self.store.has_tiers() {
+            self.tiers.uses.lock().forget(ino);
         }
     }
 
@@ -101,3 +120,6 @@ impl Inner {
         self.mount.read_only || !self.store.is_volatile(id)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -131,7 +131,15 @@ impl Inner {
     /// Moves content of a tier to a slower one. If that fails, it counts as used just now. Returns whether it has left
     /// the tier.
     fn demote(self: &Arc<Self>, ino: Ino, tier: usize) -> Result<bool> {
-        self.tiers.uses.lock().forget(ino, tier);
+        self.tiers.uses.lock().forget(ino);
+        let left = self.demote_from(tier, ino);
+        if !matches!(left, Ok(true)) {
+            self.note_stay(ino, tier);
+        }
+        left
+    }
+
+    fn demote_from(self: &Arc<Self>, tier: usize, ino: Ino) -> Result<bool> {
         let Some((id, bytes)) = self.placed(ino) else { return Ok(true) };
         if self.store.tier_of(id) != Some(tier) {
             return Ok(true);
@@ -152,11 +160,21 @@ impl Inner {
                 self.store.tiers()[tier].demoted_files.fetch_add(1, Ordering::Relaxed);
                 Ok(true)
             }
-            _ => {
-                self.tiers.uses.lock().holds(ino, tier);
-                Ok(false)
-            }
+            _ => Ok(false),
         }
+    }
+
+    /// Notes that a file could not be moved out of a tier, if the tier still has clean content of it.
+    fn note_stay(&self, ino: Ino, tier: usize) {
+        let Ok(Some(node)) = self.present(ino) else { return };
+        let state = node.state.lock();
+        let file = state.record.file;
+        if !file.is_dirty() && file.content().and_then(|id| self.store.tier_of(id)) == Some(tier) {
+            self.tiers.uses.lock().holds(ino, tier);
+        }
+        drop(state);
+        drop(node);
+        self.table.drop_idle(ino);
     }
 
     fn move_placed(self: &Arc<Self>, ino: Ino, to: usize) -> Result<MoveEnd> {

@@ -16,8 +16,7 @@ pub(super) struct TierUses {
     counts: HashMap<Ino, u32>,
     /// For each tier: after how many uses content of the next slower tier is moved there; zero: never.
     thresholds: Vec<u32>,
-    /// For each tier: its files, least recently used first. A file that has left the tier is still in the list until it
-    /// is taken from it.
+    /// For each tier: the files whose clean content it has, least recently used first. A file is in one list at most.
     held: Vec<LruCache<Ino, ()>>,
     /// Files to promote, the oldest first.
     wanted: VecDeque<Ino>,
@@ -65,12 +64,13 @@ impl TierUses {
         self.counts.get(&ino).copied().unwrap_or(0)
     }
 
-    /// A faster tier holds clean content of a file.
+    /// A faster tier holds clean content of a file, and no other one does.
     pub fn holds(&mut self, ino: Ino, tier: usize) {
+        self.forget(ino);
         self.held[tier].put(ino, ());
     }
 
-    /// Returns whether a faster tier may hold content of a file.
+    /// Returns whether a faster tier holds clean content of a file.
     pub fn is_in_faster_tier(&self, ino: Ino) -> bool {
         self.held.iter().any(|held| held.contains(&ino))
     }
@@ -80,9 +80,9 @@ impl TierUses {
         self.held[tier].peek_lru().map(|(ino, ())| *ino)
     }
 
-    /// Takes a file from the list of a tier.
-    pub fn forget(&mut self, ino: Ino, tier: usize) {
-        self.held[tier].pop(&ino);
+    /// No faster tier holds clean content of a file.
+    pub fn forget(&mut self, ino: Ino) {
+        self.held.iter_mut().for_each(|held| _ = held.pop(&ino));
     }
 
     /// Returns how many files are in the list of a tier.
@@ -134,8 +134,18 @@ mod tests {
         (1..=3).for_each(|ino| uses.holds(Ino(ino), 0));
         uses.used(Ino(1), 0);
         assert!(uses.coldest(0) == Some(Ino(2)) && uses.is_in_faster_tier(Ino(2)));
-        uses.forget(Ino(2), 0);
+        uses.forget(Ino(2));
         assert_eq!((uses.coldest(0), uses.held(0), uses.is_in_faster_tier(Ino(2))), (Some(Ino(3)), 2, false));
+    }
+
+    #[test]
+    fn a_file_is_in_the_list_of_one_tier_at_most() {
+        let mut uses = TierUses::new(vec![1, 1, 1]);
+        (0..1000).for_each(|ino| uses.holds(Ino(ino), 0));
+        (0..1000).for_each(|ino| uses.holds(Ino(ino), 1));
+        assert_eq!((uses.held(0), uses.held(1)), (0, 1000));
+        (0..1000).for_each(|ino| uses.forget(Ino(ino)));
+        assert!(uses.held(1) == 0 && !uses.is_in_faster_tier(Ino(7)));
     }
 
     #[test]

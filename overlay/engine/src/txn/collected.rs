@@ -32,7 +32,8 @@ pub(super) struct CollectedState<'a> {
     pub residency: Option<ContentRecord>,
     /// The batch has the byte count of the content.
     pub count_saved: bool,
-    /// The bytes that can be evicted, or that there are none any more.
+    /// The bytes that can be evicted, or that there are none any more. `None` beside dropped content: the eviction policy
+    /// chose it, and knows.
     pub evictable: Option<Option<u64>>,
     /// The other changes, in their order.
     pub changes: Vec<Change<'a>>,
@@ -46,6 +47,7 @@ impl CollectedState<'_> {
     }
 
     pub fn apply(self, ino: Ino, state: &mut NodeState, inner: &Inner) {
+        let is_dropped = matches!(self.content, Some(None));
         if let Some(content) = self.content {
             (state.content, state.residency) = content.unzip();
         }
@@ -58,7 +60,8 @@ impl CollectedState<'_> {
         }
         match self.evictable {
             Some(Some(bytes)) => inner.note_clean(ino, state.record.file.content(), bytes),
-            Some(None) => inner.space.evictor.remove(ino.0),
+            Some(None) => inner.note_not_clean(ino),
+            None if is_dropped => inner.note_evicted(ino),
             None => {}
         }
     }
