@@ -228,6 +228,8 @@ impl Inner {
         if state.is_deleted() || state.record.file.content() != Some(id) || !state.record.file.is_dirty() {
             return Ok(());
         }
+        // The last daemon may have ended before it moved it.
+        self.note_modified(ino, &state);
         let Ok(meta) = self.store.stat(id) else { return Ok(()) };
         self.count(&mut state, meta.blocks() * 512)?;
         self.save_count(ino, &mut state)

@@ -69,7 +69,14 @@ impl Inner {
 
     /// Notes that no program has a file open any more: it may be moved.
     pub(crate) fn note_closed(&self, ino: Ino) {
-        if self.store.has_tiers() && self.tiers.uses.lock().is_wanted(ino) {
+        if !self.store.has_tiers() {
+            return;
+        }
+        let may_move = {
+            let uses = self.tiers.uses.lock();
+            uses.is_wanted(ino) || uses.is_leaving(ino)
+        };
+        if may_move {
             self.tiers.bell.notify_one();
         }
     }
@@ -106,7 +113,8 @@ impl Inner {
         }
     }
 
-    /// Notes that content in memory became the only copy, because another client removed the pool's.
+    /// Notes that content in memory became the only copy, because another client removed the pool's, or that it is the
+    /// only copy since before the start. The caller holds the lock of the inode.
     pub(crate) fn note_modified(&self, ino: Ino, state: &NodeState) {
         if state.record.file.content().is_some_and(|id| self.store.is_volatile(id)) {
             self.tiers.uses.lock().must_leave(ino);

@@ -17,6 +17,8 @@ use crate::{Inner, Ino, blocking};
 
 /// Pause after a round, so that one that cannot do anything is not repeated at once.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often it is tried to move the only copy of content out of memory, if nothing else begins a round.
+const LEAVE_AGAIN: Duration = Duration::from_secs(5);
 /// The largest file that is moved to a faster tier, as a share of its limit.
 const LARGEST_SHARE: u64 = 8;
 
@@ -26,10 +28,12 @@ pub(crate) async fn tier_loop(inner: Arc<Inner>) {
         return std::future::pending().await;
     }
     loop {
+        let leaves = !inner.tiers.uses.lock().leaving().is_empty();
         let grown = inner.store.tiers().iter().map(|tier| Box::pin(tier.budget.grown()));
         tokio::select! {
             () = inner.tiers.bell.notified() => {}
             _ = futures::future::select_all(grown) => {}
+            () = tokio::time::sleep(LEAVE_AGAIN), if leaves => {}
         }
         let again = inner.clone();
         if let Err(error) = blocking(move || again.tier_round()).await {
@@ -41,19 +45,65 @@ pub(crate) async fn tier_loop(inner: Arc<Inner>) {
 
 impl Inner {
     fn tier_round(self: &Arc<Self>) -> Result<()> {
-        let leaving = self.tiers.uses.lock().take_leaving();
+        let mut result = Ok(());
+        let leaving = self.tiers.uses.lock().leaving();
         for ino in leaving {
-            let moved = self.move_placed(ino, self.store.tier_for_writes())?;
-            if moved == MoveEnd::InUse {
-                self.tiers.uses.lock().must_leave(ino);
+            if self.stop.is_cancelled() {
+                return result;
             }
+            result = result.and(self.move_only_copy(ino));
         }
         self.advisor().report_uses();
-        let mut result = self.promote_wanted();
+        result = result.and(self.promote_wanted());
         for tier in 0..self.store.tiers().len() {
             result = result.and(self.relieve(tier));
         }
         result
+    }
+
+    /// Moves content out of memory if it is the only copy. If it cannot be moved now, a later round tries it again.
+    fn move_only_copy(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        if self.has_left_memory(ino)? {
+            return Ok(());
+        }
+        if let Some((_, bytes)) = self.placed(ino) {
+            let to = self.tier_for_only_copy(bytes)?;
+            self.move_placed(ino, to)?;
+        }
+        self.has_left_memory(ino).map(drop)
+    }
+
+    /// Returns whether content in memory is not the only copy of a file, and notes it.
+    fn has_left_memory(&self, ino: Ino) -> Result<bool> {
+        let node = self.present(ino)?;
+        let state = node.as_ref().map(|node| node.state.lock());
+        let file = state.as_ref().map(|state| state.record.file);
+        let is_only_copy =
+            file.is_some_and(|file| file.is_dirty() && file.content().is_some_and(|id| self.store.is_volatile(id)));
+        if !is_only_copy {
+            // Under the lock of the inode: from now on, it may become the only copy again.
+            self.tiers.uses.lock().has_left(ino);
+        }
+        Ok(!is_only_copy)
+    }
+
+    /// Returns a tier that survives a reboot, after making room for so many bytes in it and in the fast pool.
+    fn tier_for_only_copy(self: &Arc<Self>, bytes: u64) -> Result<usize> {
+        let has_room = |tier: &usize| {
+            let of_tier = &self.store.tiers()[*tier];
+            !of_tier.is_volatile && of_tier.has_room(bytes) && self.store.takes_content(*tier)
+        };
+        let fits = (0..self.store.tiers().len()).find(has_room);
+        if fits.is_none() {
+            self.make_room_in(self.store.last_tier(), bytes)?;
+            self.trash.drain();
+        }
+        if self.store.budget.taken().saturating_add(bytes) > self.store.budget.limit() {
+            self.make_room(bytes)?;
+            self.trash.drain();
+        }
+        let last = Some(self.store.last_tier()).filter(has_room);
+        Ok(fits.or(last).unwrap_or_else(|| self.store.tier_for_writes()))
     }
 
     fn promote_wanted(self: &Arc<Self>) -> Result<()> {

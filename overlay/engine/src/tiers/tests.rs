@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use forebay_api::operator::{EvictRequest, FlushRequest};
 use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Attrs, Expected, Piece, Pool, PoolPath, RenameMode, Time};
 use tempfile::TempDir;
 
 use super::moving::{MoveEnd, MoveReason};
+use crate::node::NodeState;
 use crate::{Caller, Ino, Options, Overlay, TestOptions, blocking, content_io, summary};
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
@@ -146,5 +148,81 @@ async fn a_file_that_moved_to_the_last_tier_is_in_no_faster_one() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(!overlay.inner.is_in_faster_tier(ino) && held(&overlay) == 0);
+    overlay.shutdown().await.unwrap();
+}
+
+const MIB: u64 = 1 << 20;
+/// The limit of the fast directory in which the only copy finds no room.
+const SMALL: u64 = 32 * MIB;
+const LEN: usize = 3 << 19;
+
+fn path(name: &str) -> PoolPath {
+    PoolPath::parse(name).unwrap()
+}
+
+async fn read(overlay: &Overlay, name: &str) -> Vec<u8> {
+    let ino = overlay.resolve(&path(name)).await.unwrap();
+    overlay.open_file(ino, libc::O_RDONLY).await.unwrap();
+    let bytes = overlay.read(ino, 0, 64 << 20).await.unwrap();
+    overlay.release(ino, libc::O_RDONLY);
+    bytes.to_vec()
+}
+
+/// Returns what is known of a file whose content is in memory.
+fn in_memory(overlay: &Overlay, ino: Ino, is: impl Fn(&NodeState) -> bool) -> bool {
+    let node = overlay.inner.node(ino).unwrap();
+    let state = node.state.lock();
+    state.record.file.content().is_some_and(|id| overlay.inner.store.is_volatile(id)) && is(&state)
+}
+
+/// Makes a file `b` whose only copy is in memory, while the fast directory has no room for it: `filler` has it, which
+/// is not in the pool either.
+async fn only_copy_in_memory(tiered: &Tiered, overlay: &Overlay) -> Ino {
+    let pieces = vec![Ok(Piece { offset: 0, data: vec![7; LEN].into() })];
+    let now = Time::now();
+    let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
+    let pieces = Box::pin(futures::stream::iter(pieces));
+    tiered.pool.put(&path("a"), LEN as u64, pieces, &attrs, &Expected::Anything).await.unwrap();
+    for _ in 0..3 {
+        assert!(read(overlay, "a").await == [7; LEN]);
+    }
+    let ino = overlay.resolve(&path("a")).await.unwrap();
+    wait_until("it is promoted", || in_memory(overlay, ino, |_| true)).await;
+    overlay.inner.trash.drain();
+    write(overlay, "filler", &vec![1; (SMALL - MIB) as usize]).await;
+    // The mount has another name for it than the pool. So another client that removes the pool's copy does not remove it.
+    overlay.rename(Ino::ROOT, b"a", Ino::ROOT, b"b", RenameMode::Replace).await.unwrap();
+    tiered.pool.remove(&path("a"), &Expected::Anything).await.unwrap();
+    assert_eq!(overlay.resolve(&path("b")).await.unwrap(), ino);
+    wait_until("it is the only copy", || in_memory(overlay, ino, |state| state.record.file.is_dirty())).await;
+    // A round that finds no room.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(in_memory(overlay, ino, |state| state.record.file.is_dirty()));
+    ino
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_only_copy_leaves_memory_when_there_is_room() {
+    let tiered = Tiered::new("/dev/shm");
+    let overlay = tiered.open(SMALL).await;
+    let ino = only_copy_in_memory(&tiered, &overlay).await;
+    assert!(overlay.inner.tiers.uses.lock().is_leaving(ino));
+    overlay.unlink(Ino::ROOT, b"filler").await.unwrap();
+    wait_until("it has left memory", || !in_memory(&overlay, ino, |_| true)).await;
+    wait_until("it is noted", || !overlay.inner.tiers.uses.lock().is_leaving(ino)).await;
+    assert!(read(&overlay, "b").await == [7; LEN]);
+    overlay.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_only_copy_leaves_memory_after_a_restart() {
+    let tiered = Tiered::new("/dev/shm");
+    let overlay = tiered.open(SMALL).await;
+    let ino = only_copy_in_memory(&tiered, &overlay).await;
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    let overlay = tiered.open(4 * SMALL).await;
+    wait_until("it has left memory", || !in_memory(&overlay, ino, |_| true)).await;
+    assert!(read(&overlay, "b").await == [7; LEN]);
     overlay.shutdown().await.unwrap();
 }

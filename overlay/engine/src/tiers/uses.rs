@@ -20,7 +20,7 @@ pub(super) struct TierUses {
     held: Vec<LruCache<Ino, ()>>,
     /// Files to promote, the oldest first.
     wanted: VecDeque<Ino>,
-    /// Files in memory that have to leave it.
+    /// Files in memory that have to leave it: it has their only copy.
     leaving: BTreeSet<Ino>,
 }
 
@@ -108,8 +108,17 @@ impl TierUses {
         self.leaving.insert(ino);
     }
 
-    pub fn take_leaving(&mut self) -> BTreeSet<Ino> {
-        std::mem::take(&mut self.leaving)
+    pub fn is_leaving(&self, ino: Ino) -> bool {
+        self.leaving.contains(&ino)
+    }
+
+    pub fn leaving(&self) -> Vec<Ino> {
+        self.leaving.iter().copied().collect()
+    }
+
+    /// A file has left memory, or need not leave it any more.
+    pub fn has_left(&mut self, ino: Ino) {
+        self.leaving.remove(&ino);
     }
 }
 
