@@ -19,7 +19,46 @@ pub enum CopyEnd {
     Stopped,
 }
 
+/// An error of a copy, and which of the two files has it.
+#[derive(Debug)]
+struct CopyFailure {
+    is_of_target: bool,
+    error: io::Error,
+}
+
+fn of_source(error: impl Into<io::Error>) -> CopyFailure {
+    CopyFailure { is_of_target: false, error: error.into() }
+}
+
+fn of_target(error: impl Into<io::Error>) -> CopyFailure {
+    CopyFailure { is_of_target: true, error: error.into() }
+}
+
 impl ContentStore {
+    /// Copies a content file to an empty one of another device. An error of a device is noted for the device that has it.
+    ///
+    /// # Errors
+    /// Errors of the two files.
+    pub fn copy_between(
+        &self,
+        id: ContentId,
+        (target, to): (ContentId, &File),
+        goes_on: impl Fn() -> bool,
+    ) -> Result<CopyEnd> {
+        let path = self.path(id)?;
+        let copied = File::open(&path).map_err(of_source).and_then(|from| copy(&from, to, goes_on));
+        copied.map_err(|failure| {
+            let device_of = if failure.is_of_target { target } else { id };
+            // A content file that ends too early says nothing of its device.
+            let is_of_system = failure.error.raw_os_error().is_some();
+            let error = Error::io(failure.error, Side::Cache, format!("copy content file {}", path.display()));
+            if is_of_system {
+                self.note_error(device_of, &error);
+            }
+            error
+        })
+    }
+
     /// Copies a content file to an empty file. `goes_on` is asked before each chunk.
     ///
     /// # Errors
@@ -27,17 +66,17 @@ impl ContentStore {
     pub fn copy_content(&self, id: ContentId, to: &File, goes_on: impl Fn() -> bool) -> Result<CopyEnd> {
         let path = self.path(id)?;
         // A file of its own: the open one is shared, and its position is not to change.
-        let copied = File::open(&path).and_then(|from| copy(&from, to, goes_on));
-        copied.map_err(|e| Error::io(e, Side::Cache, format!("copy content file {}", path.display())))
+        let copied = File::open(&path).map_err(of_source).and_then(|from| copy(&from, to, goes_on));
+        copied.map_err(|failure| Error::io(failure.error, Side::Cache, format!("copy content file {}", path.display())))
     }
 }
 
-fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> io::Result<CopyEnd> {
+fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> std::result::Result<CopyEnd, CopyFailure> {
     if rustix::fs::ioctl_ficlone(to, from).is_err() {
-        let size = from.metadata()?.size();
+        let size = from.metadata().map_err(of_source)?.size();
         let mut buffer = Vec::new();
         let mut at = 0;
-        while let Some((mut start, end)) = next_data(from, at, size)? {
+        while let Some((mut start, end)) = next_data(from, at, size).map_err(of_source)? {
             while start < end {
                 if !goes_on() {
                     return Ok(CopyEnd::Stopped);
@@ -46,9 +85,9 @@ fn copy(from: &File, to: &File, goes_on: impl Fn() -> bool) -> io::Result<CopyEn
             }
             at = end;
         }
-        to.set_len(size)?;
+        to.set_len(size).map_err(of_target)?;
     }
-    Ok(CopyEnd::Whole(to.metadata()?.blocks() * 512))
+    Ok(CopyEnd::Whole(to.metadata().map_err(of_target)?.blocks() * 512))
 }
 
 /// Returns the first range of data from `at` on.
@@ -68,18 +107,26 @@ fn next_data(file: &File, at: u64, size: u64) -> io::Result<Option<(u64, u64)>> 
 }
 
 /// Copies a part of a range that is not empty. Returns how many bytes.
-fn copy_some(from: &File, to: &File, start: u64, end: u64, buffer: &mut Vec<u8>) -> io::Result<u64> {
+fn copy_some(
+    from: &File,
+    to: &File,
+    start: u64,
+    end: u64,
+    buffer: &mut Vec<u8>,
+) -> std::result::Result<u64, CopyFailure> {
     let (mut source, mut target) = (start, start);
-    match rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), (end - start) as usize) {
-        Ok(copied) if copied > 0 => return Ok(copied as u64),
-        // Two file systems, or one that copies nothing: bytes are read and written.
-        Ok(_) | Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
-        Err(e) => return Err(e.into()),
+    let copied = rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), (end - start) as usize);
+    if let Ok(copied) = copied
+        && copied > 0
+    {
+        return Ok(copied as u64);
     }
+    // Two file systems, or one that copies nothing: bytes are read and written. After an error, that tells which of the
+    // files has it.
     buffer.resize((end - start) as usize, 0);
-    match from.read_at(buffer, start)? {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        read => to.write_all_at(&buffer[..read], start).map(|()| read as u64),
+    match from.read_at(buffer, start).map_err(of_source)? {
+        0 => Err(of_source(io::ErrorKind::UnexpectedEof)),
+        read => to.write_all_at(&buffer[..read], start).map(|()| read as u64).map_err(of_target),
     }
 }
 
@@ -106,6 +153,23 @@ mod tests {
         assert!(matches!(copy(&there, &back, || true).unwrap(), CopyEnd::Whole(_)));
         back.read_exact_at(&mut read, 5 * CHUNK_BYTES).unwrap();
         assert!(read == bytes);
+    }
+
+    #[test]
+    fn an_error_is_of_the_file_that_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7u8; 100]).unwrap();
+        let (reads, writes) = (File::open(&path).unwrap(), File::options().write(true).open(&path).unwrap());
+        let other = tempfile::tempfile().unwrap();
+        let failure = copy(&writes, &other, || true).unwrap_err();
+        assert_eq!((failure.is_of_target, failure.error.raw_os_error()), (false, Some(libc::EBADF)));
+        other.write_all_at(&[8; 100], 0).unwrap();
+        let failure = copy(&other, &reads, || true).unwrap_err();
+        assert_eq!((failure.is_of_target, failure.error.raw_os_error()), (true, Some(libc::EBADF)));
+        // The file ends before its data.
+        let failure = copy_some(&other, &tempfile::tempfile().unwrap(), 200, 300, &mut Vec::new()).unwrap_err();
+        assert_eq!((failure.is_of_target, failure.error.raw_os_error()), (false, None));
     }
 
     #[test]

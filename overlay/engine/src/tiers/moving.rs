@@ -153,10 +153,12 @@ impl Inner {
             let may = node.state.try_lock().is_none_or(|state| self.movable(node, &state, reason) == Some(id));
             !self.stop.is_cancelled() && may
         };
+        // Each error is noted for the device that has it. Errors of the catalog are of neither.
+        let note = |id, error: &Error| _ = self.store.note_error(id, error);
         let moved = (|| {
             let is_there = self.store.tier_of(new) == Some(to) || !by_placement;
             let CopyEnd::Whole(occupied) = (match is_there {
-                true => self.store.copy_content(id, &copy.file, goes_on)?,
+                true => self.store.copy_between(id, (new, &copy.file), goes_on)?,
                 false => CopyEnd::Stopped,
             }) else {
                 return Ok(MoveEnd::InUse);
@@ -164,7 +166,7 @@ impl Inner {
             let was_dirty = node.state.lock().record.file.is_dirty();
             if was_dirty {
                 // It is the only copy.
-                copy.file.sync_data().map_err(failed)?;
+                copy.file.sync_data().map_err(failed).inspect_err(|error| note(new, error))?;
             }
             if self.catalog.check_written_back(&content).is_err() {
                 // What was copied may not be what was written.
@@ -173,7 +175,8 @@ impl Inner {
             }
             let mut txn = Txn::begin(self);
             let state = txn.state(node.ino)?;
-            let same = self.movable(node, state, reason) == Some(id) && Stamp::of(&content.file)? == stamp;
+            let now = Stamp::of(&content.file).inspect_err(|error| note(id, error))?;
+            let same = self.movable(node, state, reason) == Some(id) && now == stamp;
             let is_mapped = by_placement && self.is_mapped(node, &content);
             if !same || is_mapped || state.record.file.is_dirty() != was_dirty {
                 return Ok(MoveEnd::InUse);
@@ -184,7 +187,7 @@ impl Inner {
             let record = txn.record(node.ino)?;
             record.file = record.file.moved(new)?;
             let (atime, mtime) = if was_dirty { (record.atime, stamp.mtime) } else { (record.atime, record.mtime) };
-            set_mtime(&copy.file, atime, mtime)?;
+            set_mtime(&copy.file, atime, mtime).inspect_err(|error| note(new, error))?;
             txn.move_content(node.ino, id, copy.clone(), residency)?;
             self.epochs.fetched.store(self.catalog.epoch(), Ordering::Relaxed);
             txn.discard(id, counted);
@@ -199,9 +202,6 @@ impl Inner {
                 self.tell_kernel_inode(node.ino, true);
             }
             _ => self.trash.discard(new, 0),
-        }
-        if let Err(error) = &moved {
-            self.store.note_error(id, error);
         }
         moved
     }
