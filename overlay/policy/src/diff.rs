@@ -93,11 +93,16 @@ impl Policy {
             ("prefetch.jobs", AtOnce, mount.prefetch.jobs.to_string()),
             ("prefetch.online", AtNextMount, mount.prefetch.online.to_string()),
             ("observer.at-work", AtOnce, if mount.observes_always { "always" } else { "needed" }.into()),
-            ("tiers", AtNextMount, format!("{:?}", mount.tiers.iter().map(|tier| &tier.name).collect::<Vec<_>>())),
+            ("tiers", AtNextMount, shown_or_none(mount.tiers.iter().map(ToString::to_string))),
             ("allow.settings", AtOnce, format!("[{}]", allowed.join(", "))),
             ("storage-pools", AtOnce, format!("{:?}", mount.storage_pool_names)),
         ]
     }
+}
+
+fn shown_or_none(list: impl Iterator<Item = String>) -> String {
+    let list: Vec<String> = list.collect();
+    if list.is_empty() { "none".into() } else { list.join(", ") }
 }
 
 impl PolicyRule {

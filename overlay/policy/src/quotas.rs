@@ -1,6 +1,6 @@
 //! `[[quota]]`: how much of the fast pool users and groups may hold.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -235,18 +235,18 @@ impl fmt::Display for QuotaSubject {
 
 impl fmt::Display for QuotaPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown: BTreeMap<String, String> = BTreeMap::new();
-        for quota in &self.0 {
+        // In their order: the later one wins.
+        let shown = self.0.iter().map(|quota| {
             let subjects = match &quota.subjects {
-                QuotaSubjects::EachUser => vec!["each user".to_owned()],
-                QuotaSubjects::EachGroup => vec!["each group".to_owned()],
-                QuotaSubjects::Named(subjects) => subjects.iter().map(ToString::to_string).collect(),
+                QuotaSubjects::EachUser => "each user".to_owned(),
+                QuotaSubjects::EachGroup => "each group".to_owned(),
+                QuotaSubjects::Named(subjects) => {
+                    subjects.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                }
             };
-            for subject in subjects {
-                shown.entry(subject).or_default().push_str(&format!(" {quota}"));
-            }
-        }
-        let shown: Vec<String> = shown.iter().map(|(subject, limits)| format!("{subject}:{limits}")).collect();
+            format!("{subjects}: {quota}")
+        });
+        let shown: Vec<String> = shown.collect();
         f.write_str(if shown.is_empty() { "none" } else { "" })?;
         f.write_str(&shown.join("; "))
     }
@@ -327,5 +327,21 @@ mod tests {
         let (none, some) = (Policy::parse("").unwrap(), Policy::parse("[[quota]]\nuser = \"*\"\nfiles = 7\n").unwrap());
         let found: Vec<String> = none.differences(&some).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["quotas: none -> each user: files=7"]);
+    }
+
+    #[test]
+    fn differences_show_the_order_of_quotas() {
+        let all = "[[quota]]\nuser = \"*\"\nfiles = 7\n";
+        let named = "[[quota]]\nuser = [\"1\", \"2\"]\nfiles = 9\n";
+        let policy = |first: &str, second: &str| Policy::parse(&format!("{first}{second}")).unwrap();
+        let (old, new) = (policy(all, named), policy(named, all));
+        assert_ne!(
+            old.quotas.limits_of(QuotaSubject::User(1)).files,
+            new.quotas.limits_of(QuotaSubject::User(1)).files
+        );
+        let found: Vec<String> = old.differences(&new).iter().map(ToString::to_string).collect();
+        let shown = ["each user: files=7", "user 1, user 2: files=9"];
+        assert_eq!(found, [format!("quotas: {}; {} -> {}; {}", shown[0], shown[1], shown[1], shown[0])]);
+        assert!(old.differences(&old).is_empty());
     }
 }

@@ -1,6 +1,7 @@
 //! `[[tier]]`: the tiers of the fast pool, fastest first.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
 
 use forebay_backends::Result;
@@ -98,6 +99,21 @@ impl Tier {
     }
 }
 
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)?;
+        if !self.dirs.is_empty() {
+            let dirs: Vec<String> = self.dirs.iter().map(|dir| dir.display().to_string()).collect();
+            write!(f, " fast={}", dirs.join(":"))?;
+        }
+        if let Some(limit) = self.limit_bytes {
+            write!(f, " limit={limit}B")?;
+        }
+        let SpacePolicy { high_watermark, low_watermark } = self.space;
+        write!(f, " high-watermark={high_watermark} low-watermark={low_watermark} uses={}", self.uses)
+    }
+}
+
 /// Checks the name of the tier that a rule gives to files.
 pub(crate) fn check_name(name: &str, tiers: &[Tier]) -> std::result::Result<(), String> {
     let known: Vec<&str> = tiers.iter().map(|tier| tier.name.as_str()).chain([FAST]).collect();
@@ -129,6 +145,25 @@ mod tests {
         ));
         assert_eq!(first.unwrap().tiers[0].name, "fast");
         assert!(Policy::default().tiers.is_empty() && Policy::parse("").unwrap().tiers.is_empty());
+    }
+
+    #[test]
+    fn differences_show_each_value_of_a_tier() {
+        let policy = |tier: &str| Policy::parse(&format!("[[tier]]\nname = \"ram\"\n{tier}\n")).unwrap();
+        let old = policy("fast = [\"/x\"]\nlimit = \"1GiB\"");
+        for (tier, shown) in [
+            ("fast = [\"/x\"]\nlimit = \"2GiB\"", "-> ram fast=/x limit=2147483648B"),
+            ("fast = [\"/x\", \"/y\"]\nlimit = \"1GiB\"", "-> ram fast=/x:/y limit"),
+            ("fast = [\"/x\"]\nlimit = \"1GiB\"\nuses = 7", "low-watermark=0.9 uses=7, fast high"),
+            ("fast = [\"/x\"]\nlimit = \"1GiB\"\nlow-watermark = 0.5", "low-watermark=0.5 uses=2, fast high"),
+        ] {
+            let found: Vec<String> = old.differences(&policy(tier)).iter().map(ToString::to_string).collect();
+            assert!(found.len() == 1 && found[0].starts_with("tiers: ram fast=/x limit=1073741824B"), "{found:?}");
+            assert!(found[0].contains(shown), "{found:?}");
+        }
+        let added = Policy::default().differences(&old);
+        assert!(added.len() == 1 && added[0].to_string().starts_with("tiers: none -> ram"), "{added:?}");
+        assert!(old.differences(&old).is_empty());
     }
 
     #[test]
