@@ -62,6 +62,16 @@ pub(crate) struct QueueNotices {
     policy_changed: bool,
 }
 
+impl QueueNotices {
+    /// Takes back what could not be done. What came meanwhile stays.
+    fn put_back(&mut self, undone: Self) {
+        self.moved |= undone.moved;
+        self.policy_changed |= undone.policy_changed;
+        let room = HASTENED.saturating_sub(self.hastened.len());
+        self.hastened.extend(undone.hastened.into_iter().take(room));
+    }
+}
+
 /// Lanes whose last round made no progress, with the reasons.
 #[derive(Debug, Default)]
 pub(crate) struct Stuck {
@@ -175,18 +185,10 @@ impl Rounds {
         inner: &Arc<Inner>,
         running: &mut JoinSet<Result<RoundEnd, (LaneOf, forebay_backends::Error)>>,
     ) -> Result<Option<Duration>> {
-        let calls = std::mem::take(&mut *inner.flusher.calls.lock());
-        if !calls.hastened.is_empty() {
-            let again = inner.clone();
-            blocking(move || again.hasten_all(calls.hastened)).await?;
-        }
-        if (calls.moved || calls.policy_changed) && self.manual.is_none() {
-            self.manual = Some(BTreeMap::new());
-        }
-        if calls.policy_changed {
-            self.cursors.clear();
-            let again = inner.clone();
-            blocking(move || again.look_at_waiting()).await?;
+        let notices = std::mem::take(&mut *inner.flusher.calls.lock());
+        if let Err(error) = self.follow(inner, &notices).await {
+            inner.flusher.calls.lock().put_back(notices);
+            return Err(error);
         }
         if self.cursors_since.is_none_or(|since| since.elapsed() >= CURSORS_EVERY) {
             self.cursors.clear();
@@ -227,6 +229,23 @@ impl Rounds {
             wait = Some(wait.unwrap_or(LOOK_EVERY).min(left.clamp(FLUSH_EVERY, LOOK_EVERY)));
         }
         Ok(wait)
+    }
+
+    /// Does what other parts of the engine told the queue. After an error, it is to be done once more.
+    async fn follow(&mut self, inner: &Arc<Inner>, notices: &QueueNotices) -> Result<()> {
+        if !notices.hastened.is_empty() {
+            let (again, hastened) = (inner.clone(), notices.hastened.clone());
+            blocking(move || again.hasten_all(hastened)).await?;
+        }
+        if (notices.moved || notices.policy_changed) && self.manual.is_none() {
+            self.manual = Some(BTreeMap::new());
+        }
+        if notices.policy_changed {
+            self.cursors.clear();
+            let again = inner.clone();
+            blocking(move || again.look_at_waiting()).await?;
+        }
+        Ok(())
     }
 
     fn end(&mut self, inner: &Inner, end: RoundEnd) {
@@ -512,4 +531,21 @@ enum QueueDestination {
     /// The pool has it; a program may still change it.
     Held(Duration),
     Failed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_that_could_not_be_followed_are_not_lost() {
+        let inos = |from: u64, to: u64| (from..to).map(Ino).collect();
+        let mut notices = QueueNotices { hastened: inos(0, 3), moved: false, policy_changed: false };
+        notices.put_back(QueueNotices { hastened: inos(2, 5), moved: true, policy_changed: true });
+        assert!(notices.moved && notices.policy_changed && notices.hastened == inos(0, 5));
+        notices.put_back(QueueNotices::default());
+        assert!(notices.moved && notices.policy_changed && notices.hastened.len() == 5);
+        notices.put_back(QueueNotices { hastened: inos(0, 2 * HASTENED as u64), ..QueueNotices::default() });
+        assert!(notices.hastened.len() <= HASTENED);
+    }
 }
