@@ -45,9 +45,11 @@ pub(crate) enum Age {
     Metadata,
     /// As the policy says for `open`.
     Open,
-    /// Given since that moment.
+    /// Given since that moment, unless the policy says that the file never changes.
     Since(Instant),
-    /// Ask in any case.
+    /// Given since that moment, whatever the policy says: a client has requested it.
+    Purge(Instant),
+    /// Ask in any case: the pool has said that what is known does not hold.
     Now,
 }
 
@@ -256,7 +258,7 @@ impl Inner {
             // The names of a directory change all the time while they are flushed: a listing takes care of that.
             let waits = match age {
                 Age::Open => true,
-                Age::Since(_) => self.node(ino)?.state.lock().record.kind == FileKind::File,
+                Age::Since(_) | Age::Purge(_) => self.node(ino)?.state.lock().record.kind == FileKind::File,
                 Age::Metadata | Age::Now => false,
             };
             let begun = Instant::now();
@@ -277,8 +279,10 @@ impl Inner {
         let leased = age == Age::Open && node.state.lock().leases.hold(unix_now());
         let age = if leased && policy.consistency == Consistency::CloseToOpen { Age::Metadata } else { age };
         let allowed = match (age, policy.consistency) {
+            (Age::Purge(moment), _) => moment.elapsed(),
+            (Age::Now, _) => Duration::ZERO,
             (_, Consistency::Immutable) => return Ok(true),
-            (Age::Now, _) | (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
+            (Age::Open, Consistency::CloseToOpen) => Duration::ZERO,
             (Age::Since(moment), _) => moment.elapsed(),
             (Age::Open, Consistency::Ttl(ttl)) => ttl,
             (Age::Metadata, _) => policy.metadata_ttl,
@@ -306,7 +310,7 @@ impl Inner {
             let known = able.then(|| state.record.version.clone()).flatten();
             (self.asked(&state), state.record.pool_link().cloned(), known)
         };
-        if matches!(age, Age::Metadata | Age::Since(_)) && self.listed_since(&node, allowed) {
+        if matches!(age, Age::Metadata | Age::Since(_) | Age::Purge(_)) && self.listed_since(&node, allowed) {
             return Ok(true);
         }
         if age != Age::Now && !asked.is_quiet() {

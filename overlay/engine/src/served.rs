@@ -159,7 +159,7 @@ impl Overlay {
     /// `NotFound`, and errors of the pool.
     pub async fn purge(&self, path: &PoolPath) -> Result<Purged> {
         let inner = &self.inner;
-        let age = Age::Since(Instant::now());
+        let age = Age::Purge(Instant::now());
         let root = self.resolve_as(path, Ask::Names(age)).await?;
         let mut purged = Purged::default();
         for (ino, kind) in inner.tree(root, Ask::Names(age)).await? {

@@ -129,7 +129,7 @@ impl Inner {
         let asked = self.asked(&node.state.lock());
         self.revalidate(dir, age).await?;
         let ttl = match age {
-            Age::Since(moment) => moment.elapsed(),
+            Age::Since(moment) | Age::Purge(moment) => moment.elapsed(),
             _ => self.policy_of(&node).metadata_ttl,
         };
         {
