@@ -214,6 +214,33 @@ fn a_cache_node_is_a_peer_of_a_mount() {
     assert!(counters.iter().all(|counters| counters.peer_read_bytes > 0), "{counters:?}");
 }
 
+/// A cache node keeps files open as long as they are fresh.
+#[test]
+fn a_cache_node_serves_what_a_mount_has_flushed_at_once() {
+    let _alone = alone();
+    let members = addresses(2);
+    let (place, other) = (Place::new(), Place::new());
+    fs::remove_dir(other.pool()).unwrap();
+    std::os::unix::fs::symlink(place.pool(), other.pool()).unwrap();
+    fs::write(place.pool().join("f"), "old").unwrap();
+    let (file, policy) = (peers_file(&place.at(""), &members[0], &members, ""), place.at("policy.toml"));
+    fs::write(&policy, "[default]\nmetadata-ttl = \"1h\"\nconsistency = \"ttl:1h\"\n").unwrap();
+    let node = Node::of(&place, &["--peers", file.to_str().unwrap(), "--policy", policy.to_str().unwrap()]);
+    let file = peers_file(&other.at(""), &members[1], &members, "");
+    let more = vec!["--peers".into(), file.display().to_string()];
+    let policy = Some("[default]\nflush = \"manual\"\n".into());
+    let mount = Mount::on(other, Options { more, policy, ..Options::default() });
+    for text in ["changed", "changed again"] {
+        let before = node.get("/f", &[]);
+        assert!(before.status == 200 && before.body != text.as_bytes(), "{}", before.head);
+        assert!(node.get("/f", &[]).header("cache-status").starts_with("forebay; hit; ttl="), "it is fresh");
+        fs::write(mount.path("f"), text).unwrap();
+        mount.flush();
+        // Each of these requests uses the file, which stays open meanwhile.
+        wait_until("the change is served", || node.get("/f", &[]).body == text.as_bytes());
+    }
+}
+
 /// Five nodes with addresses of their own, members by etcd, and what can fail around them.
 #[test]
 fn reads_go_on_without_nodes_and_without_etcd_and_across_pulled_cables() {

@@ -1,10 +1,13 @@
 //! Purges of a cache node: what clients get afterwards is what the pool has.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use forebay_tests::cache_node::{Got, Node};
+use forebay_tests::http;
 use forebay_tests::mount::{COMMAND, Place};
 use forebay_tests::process;
 
@@ -76,4 +79,63 @@ fn an_immutable_file_that_was_evicted_and_has_changed_is_served_in_its_new_versi
         node.status().resident_files == 0
     });
     assert_eq!(read(&node, "/f"), (200, "two, longer".to_owned()));
+}
+
+#[test]
+fn what_is_opened_during_a_purge_is_not_served_afterwards() {
+    const FILES: usize = 8;
+    let place = Place::new();
+    let dir = place.pool().join("public");
+    fs::create_dir(&dir).unwrap();
+    let write = |text: &str| (0..FILES).for_each(|at| fs::write(dir.join(at.to_string()), text).unwrap());
+    write("one");
+    let node = immutable(&place, &["--throttle", "100MB/s,50ms"]);
+    let paths: Vec<String> = (0..FILES).map(|at| format!("/public/{at}")).collect();
+    for path in &paths {
+        assert_eq!(read(&node, path), (200, "one".to_owned()));
+    }
+    for text in ["two, longer", "three"] {
+        write(text);
+        let is_purging = AtomicBool::new(true);
+        let purged = thread::scope(|scope| {
+            for path in [&paths[0], &paths[FILES - 1]] {
+                scope.spawn(|| {
+                    while is_purging.load(Ordering::SeqCst) {
+                        // It may be told that the file changes at this moment.
+                        let _ = http::get(node.address, path, &format!("{OPERATOR}\r\n"));
+                    }
+                });
+            }
+            let purged = node.get("/.forebay/purge/public", &["-X", "POST", "-H", OPERATOR]);
+            is_purging.store(false, Ordering::SeqCst);
+            purged
+        });
+        assert_eq!(purged.status, 200, "{}", purged.head);
+        for path in &paths {
+            assert_eq!(read(&node, path), (200, text.to_owned()), "{path}");
+        }
+    }
+}
+
+#[test]
+fn a_purge_ends_what_is_served_by_the_name_of_a_symlink() {
+    let place = Place::new();
+    for dir in ["public", "links"] {
+        fs::create_dir(place.pool().join(dir)).unwrap();
+    }
+    let file = place.pool().join("public/f");
+    fs::write(&file, "one").unwrap();
+    symlink("../public/f", place.pool().join("links/f")).unwrap();
+    symlink("../public", place.pool().join("links/all")).unwrap();
+    let node = immutable(&place, &[]);
+    let names = ["/links/f", "/links/all/f", "/public/f"];
+    for text in ["one", "two, longer", "three"] {
+        fs::write(&file, text).unwrap();
+        if text != "one" {
+            purge(&node, "/public/f");
+        }
+        for name in names {
+            assert_eq!(read(&node, name), (200, text.to_owned()), "{name}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -108,6 +109,13 @@ impl Overlay {
     /// # Errors
     /// Those of the catalog: then the cached state counts for the rest of its time.
     pub fn take_announcement(&self, path: &PoolPath) -> Result<()> {
+        let forgotten = self.forget_announced(path);
+        // At the end: until then, an open may find the state that is being forgotten.
+        self.inner.pool_calls.doubts.fetch_add(1, Ordering::AcqRel);
+        forgotten
+    }
+
+    fn forget_announced(&self, path: &PoolPath) -> Result<()> {
         let inner = &self.inner;
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else { return Ok(()) };
         let in_pool = |record: &NameRecord| record.pool.or_else(|| record.here_ino());

@@ -29,6 +29,8 @@ pub(crate) struct PoolCalls {
     pub moves: RwLock<()>,
     /// How many calls that move directories have begun, and have ended.
     dir_moves: (AtomicU64, AtomicU64),
+    /// How often a purge or another node has said that cached state may not hold.
+    pub doubts: AtomicU64,
 }
 
 impl PoolCalls {

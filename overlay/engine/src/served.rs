@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -158,6 +159,21 @@ impl Overlay {
     /// # Errors
     /// `NotFound`, and errors of the pool.
     pub async fn purge(&self, path: &PoolPath) -> Result<Purged> {
+        let doubts = &self.inner.pool_calls.doubts;
+        doubts.fetch_add(1, Ordering::AcqRel);
+        let purged = self.purge_below(path).await;
+        // What was opened meanwhile may be of before.
+        doubts.fetch_add(1, Ordering::AcqRel);
+        purged
+    }
+
+    /// A number that changes with each purge, and when another node says that it has changed the pool. A file that was opened
+    /// while the number was another one must be opened again, however long it is fresh.
+    pub fn doubts(&self) -> u64 {
+        self.inner.pool_calls.doubts.load(Ordering::Acquire)
+    }
+
+    async fn purge_below(&self, path: &PoolPath) -> Result<Purged> {
         let inner = &self.inner;
         let age = Age::Purge(Instant::now());
         let root = self.resolve_as(path, Ask::Names(age)).await?;

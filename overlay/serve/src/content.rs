@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_backends::{Error, ErrorKind, PoolPath};
+use forebay_backends::{Error, ErrorKind};
 use forebay_engine::{Overlay, ServedFile, UserGroups};
 use futures::{StreamExt, stream};
 use http::header::{self, HeaderValue};
@@ -97,9 +97,9 @@ impl PoolContent {
         self.files.tidy(Instant::now());
     }
 
-    /// Closes the files at a path and below it: the engine is asked again about them.
-    pub(crate) fn forget_below(&self, path: &PoolPath) {
-        self.files.forget_below(path);
+    /// Closes all files: the engine is asked again about them, and their content can be evicted.
+    pub(crate) fn forget_all(&self) {
+        self.files.forget_all();
     }
 
     async fn file(

@@ -83,8 +83,11 @@ impl CacheNode {
             }
         };
         if verb == "purge" {
-            content.forget_below(&path);
-            return match self.overlay.purge(&path).await {
+            content.forget_all();
+            let purged = self.overlay.purge(&path).await;
+            // What was opened before the pool was asked.
+            content.forget_all();
+            return match purged {
                 Ok(purged) => {
                     let managed = Managed { files: purged.files, bytes: purged.bytes, ..Managed::default() };
                     json(StatusCode::OK, &managed)

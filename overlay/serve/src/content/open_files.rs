@@ -61,6 +61,8 @@ pub enum Found {
 struct Kept {
     file: Arc<OpenFile>,
     confirmed: Option<Instant>,
+    /// [`Overlay::doubts`] before the file was opened.
+    doubts: u64,
     /// A request is asking the engine again.
     refreshing: Arc<AtomicBool>,
 }
@@ -103,8 +105,9 @@ impl ServedFiles {
 
     /// Returns a file that may be served without asking, and the mark of a refresh that the caller must begin.
     fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
+        let doubts = self.shared.overlay.doubts();
         let mut all = self.shared.kept.lock();
-        let kept = all.get(path)?;
+        let kept = all.get(path).filter(|kept| kept.doubts == doubts)?;
         let age = kept.confirmed.map(|at| at.elapsed());
         let origin = match (kept.file.served.fresh_for, age) {
             (None, _) => AnswerOrigin::Fresh,
@@ -120,9 +123,9 @@ impl ServedFiles {
         Some((Found::File { file: kept.file.clone(), origin, confirmed: kept.confirmed }, refresh))
     }
 
-    /// Closes the files at a path and below it.
-    pub fn forget_below(&self, path: &PoolPath) {
-        let closed = self.shared.kept.lock().take_all(|at| at.starts_with(path));
+    /// Closes all files. A file may have other paths than the one that a client purges, by symlinks.
+    pub fn forget_all(&self) {
+        let closed = self.shared.kept.lock().take_all(|_| true);
         // What a close does must not happen under the lock.
         drop(closed);
     }
@@ -136,6 +139,7 @@ impl ServedFiles {
 
 impl Shared {
     async fn open(&self, path: &PoolPath) -> Result<Found> {
+        let doubts = self.overlay.doubts();
         let served = match self.overlay.open_path(path, &self.user).await {
             Ok(Served::File(served)) => served,
             Ok(Served::Directory(dir)) => {
@@ -154,7 +158,8 @@ impl Shared {
             (false, true) => AnswerOrigin::Pool,
             (false, false) => AnswerOrigin::Unconfirmed,
         };
-        let (file, confirmed) = self.keep(path, Arc::new(OpenFile::new(served, path)?), confirmed);
+        let file = Arc::new(OpenFile::new(served, path)?);
+        let (file, confirmed) = self.keep(path, file, confirmed, doubts);
         Ok(Found::File { file, origin, confirmed })
     }
 
@@ -164,23 +169,31 @@ impl Shared {
     }
 
     /// Keeps a file open. Returns the one to serve, and when it was confirmed: the one that is open already, with its mapping,
-    /// if it is the same.
+    /// if it is the same. `doubts`: [`Overlay::doubts`] before the file was opened. If that has changed, the file does not stay
+    /// open.
     fn keep(
         &self,
         path: &PoolPath,
         file: Arc<OpenFile>,
         confirmed: Option<Instant>,
+        doubts: u64,
     ) -> (Arc<OpenFile>, Option<Instant>) {
         let mut all = self.kept.lock();
         let before = all.take(path);
+        if self.overlay.doubts() != doubts {
+            drop(all);
+            drop(before);
+            return (file, confirmed);
+        }
         let refreshing = before.as_ref().map(|kept| kept.refreshing.clone()).unwrap_or_default();
-        let of_version = before.as_ref().filter(|kept| kept.file.etag == file.etag);
+        let of_version = before.as_ref().filter(|kept| kept.file.etag == file.etag && kept.doubts == doubts);
         let confirmed = confirmed.or(of_version.and_then(|kept| kept.confirmed));
         let file = match &before {
             Some(kept) if kept.file.is_same(&file) => kept.file.clone(),
             _ => file,
         };
-        let closed = all.put(path.clone(), Kept { file: file.clone(), confirmed, refreshing }, file.served.size);
+        let closed =
+            all.put(path.clone(), Kept { file: file.clone(), confirmed, doubts, refreshing }, file.served.size);
         drop(all);
         drop((before, closed));
         (file, confirmed)
