@@ -40,7 +40,7 @@ struct TokenEntry {
     /// What the bearer may read: this path and everything below it.
     #[serde(default)]
     path: String,
-    /// Whether the bearer may purge and prefetch there.
+    /// Whether the bearer may purge, prefetch and change the origin's content there.
     #[serde(default)]
     admin: bool,
 }
@@ -132,7 +132,7 @@ impl AccessRules {
         self.by_token(headers, path, false)
     }
 
-    /// Decides about purging or prefetching a path and everything below it.
+    /// Decides about purging or prefetching a path and everything below it, and about changing it at an origin.
     pub fn may_manage(&self, headers: &HeaderMap, path: &PoolPath) -> Verdict {
         self.by_token(headers, path, true)
     }

@@ -184,7 +184,8 @@ impl CacheNode {
         }
     }
 
-    /// Returns the path of a request, if its client may read it.
+    /// Returns the path of a request, if its client may read it. For a change, its client needs a token that may manage: a
+    /// signed URL is for reading alone.
     fn allowed(
         &self,
         request: &Request<RequestContent>,
@@ -192,7 +193,13 @@ impl CacheNode {
     ) -> Result<RequestPath, Box<Response<ReplyBody>>> {
         let uri = request.uri();
         let parsed = parse(uri.path()).map_err(|why| Box::new(reply::text(StatusCode::BAD_REQUEST, why)))?;
-        match self.access.load().may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()) {
+        let access = self.access.load();
+        let is_change = self.forwards(request.method()) && request.method() != Method::OPTIONS;
+        let verdict = match is_change {
+            true => access.may_manage(request.headers(), &parsed.path),
+            false => access.may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()),
+        };
+        match verdict {
             Verdict::Allowed { name } => *user = name,
             refused => return Err(Box::new(unallowed(&refused))),
         }

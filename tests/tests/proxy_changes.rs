@@ -1,0 +1,143 @@
+//! A cache node as a reverse proxy: changes through it, purges, and bodies whose end is told in odd ways.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use forebay_tests::cache_node::{Node, curl};
+use forebay_tests::mount::{COMMAND, Place};
+use forebay_tests::process::{self, wait_until};
+
+/// An origin with one page for all paths, which says its version. Each request that is no GET makes the next version.
+#[derive(Clone, Default)]
+struct PageOrigin {
+    version: Arc<AtomicUsize>,
+    /// Methods and paths.
+    requests: Arc<Mutex<Vec<String>>>,
+    /// What those GET requests have that wait: nothing (0), the first half of the page (1), all of it.
+    stage: Arc<AtomicUsize>,
+}
+
+impl PageOrigin {
+    /// Starts an origin. Its first `waiting` GET requests wait for [`Self::go_to`]. Returns the URL, too.
+    fn start(headers: &'static str, waiting: usize) -> (Self, String) {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", socket.local_addr().unwrap());
+        let origin = Self::default();
+        let answering = origin.clone();
+        thread::spawn(move || {
+            for stream in socket.incoming().map_while(Result::ok) {
+                let origin = answering.clone();
+                thread::spawn(move || {
+                    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                    let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+                    let _ = origin.answer(&stream, head.first().map_or("", |line| line), headers, waiting);
+                });
+            }
+        });
+        (origin, url)
+    }
+
+    fn answer(&self, mut to: impl Write, line: &str, headers: &str, waiting: usize) -> std::io::Result<()> {
+        let request = line.rsplit_once(' ').unwrap_or_default().0.to_owned();
+        if !request.starts_with("GET ") {
+            self.requests.lock().unwrap().push(request);
+            self.change();
+            return to.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n");
+        }
+        let page = format!("{:<1000}", self.page());
+        let (first, rest) = page.split_at(500);
+        let waits = {
+            let mut requests = self.requests.lock().unwrap();
+            requests.push(request);
+            requests.iter().filter(|request| request.starts_with("GET ")).count() <= waiting
+        };
+        let wait = |stage| wait_until("it goes on", || !waits || self.stage.load(Ordering::SeqCst) >= stage);
+        wait(1);
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\nconnection: close\r\n{headers}\r\n");
+        to.write_all(head.as_bytes())?;
+        to.write_all(first.as_bytes())?;
+        to.flush()?;
+        wait(2);
+        to.write_all(rest.as_bytes())
+    }
+
+    fn page(&self) -> String {
+        format!("version {} of the page", self.version.load(Ordering::SeqCst))
+    }
+
+    fn change(&self) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn go_to(&self, stage: usize) {
+        self.stage.store(stage, Ordering::SeqCst);
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
+    }
+
+    /// Asserts for a while that a node serves the present page: what was on its way may come late.
+    #[track_caller]
+    fn assert_served(&self, node: &Node, path: &str) {
+        for _ in 0..15 {
+            let got = node.get(path, &["-m", "20"]);
+            assert_eq!(String::from_utf8_lossy(&got.body).trim_end(), self.page(), "{}", got.head);
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+const FRESH: &str = "cache-control: max-age=3600\r\n";
+const ADMIN: [&str; 2] = ["-H", "Authorization: Bearer staple correct horse"];
+const READER: [&str; 2] = ["-H", "Authorization: Bearer correct horse battery"];
+const WRITER: [&str; 2] = ["-H", "Authorization: Bearer battery staple correct"];
+
+/// Writes an access file. Returns its path.
+fn access(place: &Place) -> String {
+    let file = place.at("access.toml");
+    let token =
+        |name: &str, secret: &str, more: &str| format!("[[token]]\nname = \"{name}\"\nsecret = \"{secret}\"\n{more}\n");
+    let tokens = [
+        "signing-key = \"0123456789abcdef0123\"\n".to_owned(),
+        token("reader", "correct horse battery", ""),
+        token("operator", "staple correct horse", "admin = true"),
+        token("writer", "battery staple correct", "admin = true\npath = \"/drafts\""),
+    ];
+    fs::write(&file, tokens.concat()).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_change_needs_a_token_that_may_manage() {
+    let (origin, url) = PageOrigin::start(FRESH, 0);
+    let place = Place::new();
+    let access = access(&place);
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes", "--access", &access]);
+    let mut sign = Command::new(process::forebay());
+    sign.args(["sign-url", &node.url("/f"), "--access", &access, "--valid", "5m"]);
+    let signed = process::run(&mut sign, COMMAND).ok().out.trim().to_owned();
+    assert_eq!((curl(&signed, &[]).status, node.get("/f", &READER).status), (200, 200));
+    for method in ["PUT", "DELETE", "POST", "PATCH", "PROPFIND"] {
+        let ask = |url: &str, token: &[&str]| curl(url, &[&["-X", method], token].concat()).status;
+        assert_eq!(ask(&signed, &[]), 401, "{method} by a signed URL");
+        assert_eq!(ask(&signed, &READER), 403, "{method} by a signed URL and a token to read");
+        assert_eq!(ask(&node.url("/f"), &READER), 403, "{method} by a token to read");
+        assert_eq!(ask(&node.url("/f"), &WRITER), 403, "{method} by a token for another path");
+        assert_eq!(ask(&node.url("/f"), &[]), 401, "{method} without a token");
+    }
+    assert!(origin.requests().iter().all(|request| request.starts_with("GET ")), "{:?}", origin.requests());
+    let change = |path: &str, token: &[&str; 2]| node.get(path, &["-X", "DELETE", token[0], token[1]]).status;
+    assert_eq!((change("/f", &ADMIN), change("/drafts/f", &WRITER)), (204, 204));
+    assert_eq!(origin.requests().iter().filter(|request| request.starts_with("DELETE /")).count(), 2);
+    // What a client asks before a request of another origin is no change.
+    assert_eq!(node.get("/f", &["-X", "OPTIONS", READER[0], READER[1]]).status, 204);
+}
