@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_tests::cache_node::{Node, curl};
+use forebay_tests::http;
 use forebay_tests::mount::{COMMAND, Place};
 use forebay_tests::process::{self, wait_until};
 
@@ -140,4 +141,72 @@ fn a_change_needs_a_token_that_may_manage() {
     assert_eq!(origin.requests().iter().filter(|request| request.starts_with("DELETE /")).count(), 2);
     // What a client asks before a request of another origin is no change.
     assert_eq!(node.get("/f", &["-X", "OPTIONS", READER[0], READER[1]]).status, 204);
+}
+
+#[test]
+fn a_change_outdates_a_response_that_only_one_client_reads() {
+    let (origin, url) = PageOrigin::start(FRESH, 2);
+    origin.go_to(1);
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes"]);
+    let ask = |words: &'static [&'static str]| {
+        let url = node.url("/f");
+        thread::spawn(move || curl(&url, words))
+    };
+    let plain = ask(&[]);
+    wait_until("the first request is at the origin", || origin.requests().len() == 1);
+    // This client wants no response for which another one has asked.
+    let own = ask(&["-H", "Cache-Control: no-cache"]);
+    wait_until("the second request is at the origin", || origin.requests().len() == 2);
+    let before = origin.page();
+    assert_eq!(node.get("/f", &["-X", "PUT"]).status, 204);
+    origin.go_to(2);
+    for client in [plain, own] {
+        let got = client.join().unwrap();
+        assert_eq!((got.code, String::from_utf8_lossy(&got.body).trim_end()), (0, &*before), "it goes on");
+    }
+    origin.assert_served(&node, "/f");
+}
+
+#[test]
+fn a_change_outdates_a_response_that_turns_out_to_vary() {
+    let (origin, url) = PageOrigin::start("cache-control: max-age=3600\r\nvary: x-b\r\n", 1);
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes"]);
+    let (address, before) = (node.address, origin.page());
+    let first = thread::spawn(move || http::get_until(address, "/f", |text| text.contains(&before)).unwrap());
+    wait_until("the request is at the origin", || origin.requests().len() == 1);
+    assert_eq!(node.get("/f", &["-X", "PUT"]).status, 204);
+    // Now its head comes, with `Vary`, and the first half of the page.
+    origin.go_to(1);
+    first.join().unwrap();
+    origin.assert_served(&node, "/f");
+    origin.go_to(2);
+    origin.assert_served(&node, "/f");
+}
+
+#[test]
+fn a_purge_reaches_paths_of_many_directories() {
+    const PARTS: usize = 18;
+    let (origin, url) = PageOrigin::start(FRESH, 0);
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--access", &access(&place)]);
+    let path = |parts: usize| (1..=parts).map(|at| format!("/part{at}")).collect::<String>();
+    let deep = path(PARTS);
+    let read = || {
+        let got = node.get(&deep, &ADMIN);
+        (got.header("cache-status").to_owned(), String::from_utf8(got.body).unwrap().trim_end().to_owned())
+    };
+    for parts in [1, 2, 14, 15, 16, 17, 18] {
+        wait_until("it is kept", || read().0.starts_with("forebay; hit"));
+        origin.change();
+        assert_ne!(read().1, origin.page(), "it is fresh");
+        let purged = node.get(&format!("/.forebay/purge{}", path(parts)), &[&["-X", "POST"], &ADMIN[..]].concat());
+        assert_eq!(purged.body.trim_ascii(), br#"{"files":1,"bytes":0,"failed":0}"#, "{parts} parts: {}", purged.head);
+        assert_eq!(read().1, origin.page(), "{parts} parts");
+    }
+    // What is beside the purged path, and not that deep, stays.
+    wait_until("it is kept", || read().0.starts_with("forebay; hit"));
+    node.get(&format!("/.forebay/purge{}x", path(14)), &[&["-X", "POST"], &ADMIN[..]].concat());
+    assert!(read().0.starts_with("forebay; hit"));
 }

@@ -7,17 +7,17 @@
 //! | `store` | responses on the fast pool |
 //! | `origin` | requests to the web server |
 //! | `flight` | one question to the web server for all clients that wait for the answer |
+//! | `flight_list` | the flights under way |
 
 mod directives;
 mod flight;
+mod flight_list;
 mod freshness;
 mod head;
 mod origin;
 mod store;
 mod tail;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -34,6 +34,7 @@ use tokio::sync::oneshot;
 
 use self::directives::Directives;
 use self::flight::{BodyEnd, Coming, Flight, Question, Stage, outdated_by};
+use self::flight_list::{FlightList, FlightStart};
 pub use self::freshness::FreshnessOptions;
 use self::freshness::{Freshness, Use};
 use self::head::{ResponseHead, end_to_end};
@@ -64,34 +65,18 @@ pub struct ProxyOptions {
     pub changes: bool,
 }
 
-/// Flights at the same time. Further requests are forwarded for one client each, and their responses are not kept.
-const FLIGHTS_MAX: usize = 4096;
-
-type Flights = Mutex<HashMap<ResponsePlace, Arc<Flight>>>;
-
 /// A flight, and its answer if that is for the client that began it alone.
 type Begun = (Arc<Flight>, Option<oneshot::Receiver<OriginResponse>>);
 
 /// What is kept, and what is coming.
 struct KeptResponses {
     store: Arc<ResponseStore>,
-    flights: Flights,
+    flights: Mutex<FlightList>,
 }
 
 impl KeptResponses {
-    /// From now on, no request joins a flight to these targets, and no response of such a flight is kept.
-    fn outdate(&self, is_one: impl Fn(&Flight) -> bool) {
-        self.flights.lock().retain(|_, flight| {
-            let outdated = is_one(flight);
-            if outdated {
-                flight.outdate();
-            }
-            !outdated
-        });
-    }
-
     async fn invalidate(&self, target: &str) {
-        self.outdate(|flight| flight.is_of(target));
+        self.flights.lock().outdate(|flight| flight.is_of(target));
         self.store.invalidate(target).await;
     }
 }
@@ -179,7 +164,7 @@ impl ReverseProxy {
             }
         };
         tokio::spawn(task.boxed());
-        let kept = Arc::new(KeptResponses { store, flights: Flights::default() });
+        let kept = Arc::new(KeptResponses { store, flights: Mutex::default() });
         Ok(Self { origin, kept, changes: options.changes })
     }
 
@@ -261,7 +246,7 @@ impl ReverseProxy {
     /// # Errors
     /// Those of the catalog.
     pub async fn purge(&self, path: &str) -> forebay_backends::Result<u64> {
-        self.kept.outdate(|_| true);
+        self.kept.flights.lock().outdate(|_| true);
         self.kept.store.purge(&origin::canonical(path)).await
     }
 
@@ -390,38 +375,30 @@ impl ReverseProxy {
     /// Joins the flight of a place, or begins it. The one who begins it gets an answer that is for it alone. `None` if there
     /// are too many flights.
     fn join(&self, place: ResponsePlace, question: Question) -> Option<Begun> {
-        if let Some(flight) = self.kept.flights.lock().get(&place) {
-            return Some((flight.clone(), None));
+        if let Some(flight) = self.kept.flights.lock().at(&place) {
+            return Some((flight, None));
         }
         self.fly(place, question, true)
     }
 
     /// Begins a flight. `is_joined`: others may join it.
     fn fly(&self, place: ResponsePlace, question: Question, is_joined: bool) -> Option<Begun> {
-        let flight = Flight::new(&question.target);
-        {
-            let mut flights = self.kept.flights.lock();
-            if flights.len() >= FLIGHTS_MAX {
-                return None;
-            }
-            if is_joined {
-                // Another client may have begun one meanwhile.
-                match flights.entry(place) {
-                    Entry::Occupied(begun) => return Some((begun.get().clone(), None)),
-                    Entry::Vacant(free) => free.insert(flight.clone()),
-                };
-            }
-        }
+        // Another client may have begun one meanwhile.
+        let flight = match self.kept.flights.lock().begin(place, &question.target, is_joined) {
+            FlightStart::Begun(flight) => flight,
+            FlightStart::Joined(flight) => return Some((flight, None)),
+            FlightStart::TooMany => return None,
+        };
         let (direct, answer) = oneshot::channel();
         let (origin, kept, flying) = (self.origin.clone(), self.kept.clone(), flight.clone());
         let task = async move {
             let also_at = |place: &ResponsePlace| {
                 if is_joined {
-                    kept.flights.lock().entry(place.clone()).or_insert_with(|| flying.clone());
+                    kept.flights.lock().also_at(place, &flying);
                 }
             };
             flying.clone().fly(origin, kept.store.clone(), question, direct, also_at).await;
-            kept.flights.lock().retain(|_, flight| !Arc::ptr_eq(flight, &flying));
+            kept.flights.lock().end(&flying);
         };
         tokio::spawn(task.boxed());
         Some((flight, Some(answer)))

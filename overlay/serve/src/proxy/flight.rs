@@ -120,7 +120,7 @@ impl Flight {
         known.map_or(Stage::Alone, |stage| stage.clone())
     }
 
-    fn is_outdated(&self) -> bool {
+    pub fn is_outdated(&self) -> bool {
         self.outdated.load(Ordering::Acquire)
     }
 

@@ -33,7 +33,7 @@ use crate::transport::{Mapped, MappedOwner};
 const LARGEST_SHARE: u64 = 4;
 /// Longer parts of a path are replaced by their hash: a name has 255 bytes, and the hash needs some.
 const PART_MAX: usize = 200;
-/// Deeper directories are left out.
+/// Deeper directories are left out: what would be in them is in the last one.
 const PARTS_MAX: usize = 16;
 /// Names of responses that have not come to their end begin with this, and with a number of their process.
 const TEMPORARY: &str = " +";
@@ -296,7 +296,9 @@ impl ResponseStore {
         }
         let place = ResponsePlace::of(path);
         let last = place.name.rsplit_once(' ').map_or("", |(last, _)| last).to_owned();
-        let directory = match path.ends_with('/') {
+        // What is below a path of so many directories is in the same directory as responses beside it.
+        let is_last = place.dir.components().count() == PARTS_MAX;
+        let directory = match path.ends_with('/') || is_last {
             true => place.dir.clone(),
             false => place.dir.join(last.as_bytes()),
         };
