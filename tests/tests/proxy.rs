@@ -16,7 +16,7 @@ use forebay_tests::http;
 use forebay_tests::mount::{Place, content};
 use forebay_tests::process;
 use forebay_tests::servers::free_port;
-use forebay_tests::servers::origin::{CacheTest, Origin, run_cache_tests};
+use forebay_tests::servers::origin::{CacheTest, Origin, run_cache_tests, slow_origin};
 use forebay_tests::settings::seed;
 use rand::{Rng, SeedableRng};
 
@@ -43,25 +43,6 @@ fn until_kept(node: &Node, path: &str, words: &[&str]) -> Got {
         cache_status(&got).starts_with("hit")
     });
     got
-}
-
-/// An origin on a thread, which answers each request after a pause with what `answer` says to its head.
-fn slow_origin(pause: Duration, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> String {
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", socket.local_addr().unwrap());
-    let answer = Arc::new(answer);
-    thread::spawn(move || {
-        for stream in socket.incoming().map_while(Result::ok) {
-            let answer = answer.clone();
-            thread::spawn(move || {
-                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-                let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
-                thread::sleep(pause);
-                let _ = (&stream).write_all(answer(&head.join("\n").to_ascii_lowercase()).as_bytes());
-            });
-        }
-    });
-    url
 }
 
 /// Tests of the suite that a node does not pass, with the reason.

@@ -14,6 +14,7 @@ use forebay_tests::cache_node::{Node, curl};
 use forebay_tests::http;
 use forebay_tests::mount::{COMMAND, Place};
 use forebay_tests::process::{self, wait_until};
+use forebay_tests::servers::origin::slow_origin;
 
 /// An origin with one page for all paths, which says its version. Each request that is no GET makes the next version.
 #[derive(Clone, Default)]
@@ -209,4 +210,42 @@ fn a_purge_reaches_paths_of_many_directories() {
     wait_until("it is kept", || read().0.starts_with("forebay; hit"));
     node.get(&format!("/.forebay/purge{}x", path(14)), &[&["-X", "POST"], &ADMIN[..]].concat());
     assert!(read().0.starts_with("forebay; hit"));
+}
+
+#[test]
+fn a_length_beside_a_transfer_coding_does_not_count() {
+    let url = slow_origin(Duration::ZERO, |head| {
+        let control = if head.contains("/kept") { "max-age=3600" } else { "no-store" };
+        format!(
+            "HTTP/1.1 200 OK\r\ncache-control: {control}\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\
+             connection: close\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+        )
+    });
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy"]);
+    for path in ["/f", "/kept"] {
+        for option in ["--http1.1", "--http2-prior-knowledge"] {
+            let got = node.get(path, &[option]);
+            assert_eq!((got.code, &got.body[..]), (0, &b"hello world"[..]), "{path} {option}: {}", got.head);
+        }
+    }
+}
+
+#[test]
+fn a_body_that_ends_with_its_connection_is_not_kept_whatever_its_coding() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = asked.clone();
+    let url = slow_origin(Duration::ZERO, move |_| {
+        // Whether this is all of it cannot be seen.
+        let body = if counted.fetch_add(1, Ordering::SeqCst) == 0 { "hel" } else { "hello" };
+        format!("HTTP/1.1 200 OK\r\ncache-control: max-age=3600\r\ntransfer-encoding: chunked, gzip\r\n\r\n{body}")
+    });
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy"]);
+    assert_eq!(node.get("/f", &[]).body, b"hel");
+    for at in 2..6 {
+        thread::sleep(Duration::from_millis(100));
+        let got = node.get("/f", &[]);
+        assert_eq!((&got.body[..], asked.load(Ordering::SeqCst)), (&b"hello"[..], at), "{}", got.head);
+    }
 }

@@ -1,8 +1,13 @@
 //! Web servers as the origins of a reverse proxy: nginx, and the server of http-cache-tests.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -75,7 +80,7 @@ impl Origin {
             // nginx has a process that answers: this one ends it.
             // SAFETY: a plain system call on our own child.
             unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
-            let _ = process::wait(&mut child, std::time::Duration::from_secs(20));
+            let _ = process::wait(&mut child, Duration::from_secs(20));
             end(&mut child);
         }
     }
@@ -128,6 +133,25 @@ fn suite() -> PathBuf {
     program.parent().expect("it is in a directory").to_path_buf()
 }
 
+/// An origin on a thread, which answers each request after a pause with what `answer` says to its head.
+pub fn slow_origin(pause: Duration, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> String {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    let answer = Arc::new(answer);
+    thread::spawn(move || {
+        for stream in socket.incoming().map_while(Result::ok) {
+            let answer = answer.clone();
+            thread::spawn(move || {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+                thread::sleep(pause);
+                let _ = (&stream).write_all(answer(&head.join("\n").to_ascii_lowercase()).as_bytes());
+            });
+        }
+    });
+    url
+}
+
 /// The verdict of http-cache-tests on one of its tests.
 #[derive(Debug, serde::Deserialize)]
 pub struct CacheTest {
@@ -141,7 +165,7 @@ pub struct CacheTest {
 pub fn run_cache_tests(url: &str) -> Vec<CacheTest> {
     let mut command = Command::new("node");
     command.arg("--no-warnings").arg(own("run.mjs")).arg(suite()).arg(url).current_dir(suite());
-    let answer = process::run(&mut command, std::time::Duration::from_secs(300)).ok();
+    let answer = process::run(&mut command, Duration::from_secs(300)).ok();
     let last = answer.out.lines().last().unwrap_or_default();
     serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {answer}"))
 }

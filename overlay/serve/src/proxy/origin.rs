@@ -208,12 +208,21 @@ impl OriginServer {
             self.make_relative(&mut head.headers, &name);
         }
         let length = body.content_length();
-        let is_delimited = length.is_some()
-            || body.version() == Version::HTTP_2
-            || head.headers.contains_key(header::TRANSFER_ENCODING);
+        let is_delimited = length.is_some() || body.version() == Version::HTTP_2 || ends_chunked(&head.headers);
+        if head.headers.contains_key(header::TRANSFER_ENCODING) {
+            // Then it does not count (RFC 9112, section 6.3).
+            head.headers.remove(header::CONTENT_LENGTH);
+        }
         Ok(OriginResponse { head, length, asked, is_delimited, body })
     }
 }
+/// Whether the last transfer coding is `chunked`. Otherwise a body ends with its connection (RFC 9112, section 6.3).
+fn ends_chunked(headers: &HeaderMap) -> bool {
+    let last = headers.get_all(header::TRANSFER_ENCODING).iter().next_back().and_then(|line| line.to_str().ok());
+    let coding = last.and_then(|line| line.rsplit(',').next());
+    coding.is_some_and(|coding| coding.trim().eq_ignore_ascii_case("chunked"))
+}
+
 
 /// Whether a path reaches the origin as it is. One with dot segments or backslashes may stand for another path there, also if
 /// they are escaped, or have parameters after a semicolon.
