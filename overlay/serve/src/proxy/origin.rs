@@ -36,18 +36,17 @@ const CONDITIONS: [HeaderName; 6] = [
 ];
 
 /// Headers that may make an origin answer for another host, path or method than those that a response is kept by.
-const MISLEADING: [&str; 8] = [
+const MISLEADING: [&str; 7] = [
     "forwarded",
     "front-end-https",
     "x-host",
     "x-http-host-override",
-    "x-http-method-override",
     "x-method-override",
     "x-url-scheme",
     "x-wap-profile",
 ];
-/// Beginnings of the names of more such headers.
-const MISLEADING_PREFIXES: [&str; 4] = ["x-forwarded-", "x-original-", "x-rewrite-", "x-proxy-"];
+/// Beginnings of the names of more such headers. Frameworks know `X-HTTP-Method` and `X-HTTP-Method-Override`.
+const MISLEADING_PREFIXES: [&str; 5] = ["x-forwarded-", "x-http-method", "x-original-", "x-rewrite-", "x-proxy-"];
 
 /// The origin does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,13 +215,13 @@ impl OriginServer {
         Ok(OriginResponse { head, length, asked, is_delimited, body })
     }
 }
+
 /// Whether the last transfer coding is `chunked`. Otherwise a body ends with its connection (RFC 9112, section 6.3).
 fn ends_chunked(headers: &HeaderMap) -> bool {
     let last = headers.get_all(header::TRANSFER_ENCODING).iter().next_back().and_then(|line| line.to_str().ok());
     let coding = last.and_then(|line| line.rsplit(',').next());
     coding.is_some_and(|coding| coding.trim().eq_ignore_ascii_case("chunked"))
 }
-
 
 /// Whether a path reaches the origin as it is. One with dot segments or backslashes may stand for another path there, also if
 /// they are escaped, or have parameters after a semicolon.
@@ -396,7 +395,16 @@ mod tests {
         let origin = OriginServer::new("http://host", "n").unwrap();
         let mut headers = HeaderMap::new();
         headers.insert(header::REFERER, HeaderValue::from_static("http://me/a?expires=1&signature=evil"));
-        for name in ["x-forwarded-host", "x-forwarded-scheme", "x-original-url", "forwarded", "x_forwarded_host"] {
+        for name in [
+            "x-forwarded-host",
+            "x-forwarded-scheme",
+            "x-original-url",
+            "forwarded",
+            "x_forwarded_host",
+            "x-http-method",
+            "x-http-method-override",
+            "x-method-override",
+        ] {
             headers.insert(name, HeaderValue::from_static("evil"));
         }
         headers.append(header::COOKIE, HeaderValue::from_static("a=1"));
