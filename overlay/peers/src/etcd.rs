@@ -15,6 +15,7 @@ use tokio::time::{interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::peers::Peers;
+use crate::signed::{sign, verify};
 
 /// A node that does not renew its lease for this long is no member any more.
 const LEASE: Duration = Duration::from_secs(10);
@@ -79,6 +80,8 @@ struct LeaseSession<'a> {
     members: &'a EtcdMembers,
     endpoint: &'a str,
     lease: String,
+    /// The token under which this node's record is signed.
+    token: String,
 }
 
 #[derive(Deserialize)]
@@ -102,6 +105,11 @@ struct StoredKey {
 impl EtcdMembers {
     pub fn new(settings: EtcdSettings, own: Member, peers: Arc<Peers>) -> Self {
         Self { settings, own, peers }
+    }
+
+    /// The token of the cluster, which may be another one after the peers file was read again.
+    fn token(&self) -> String {
+        self.peers.cluster.load().settings.token.clone()
     }
 
     /// Keeps this node a member, and follows the others, until `stop`; then it leaves. While no server answers, the last
@@ -147,14 +155,19 @@ fn encoded(text: &str) -> String {
 
 impl<'a> LeaseSession<'a> {
     async fn begin(members: &'a EtcdMembers, endpoint: &'a str) -> Result<Self, String> {
-        let mut session = Self { members, endpoint, lease: String::new() };
+        let mut session = Self { members, endpoint, lease: String::new(), token: members.token() };
         let granted = session.call("/v3/lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() })).await?;
         session.lease = granted["ID"].as_str().ok_or("an answer without a lease")?.to_owned();
-        let key = format!("{}{}", members.settings.prefix(), members.own.id);
-        let value = serde_json::to_string(&members.own).map_err(|e| e.to_string())?;
-        let put = json!({ "key": encoded(&key), "value": encoded(&value), "lease": session.lease });
-        session.call("/v3/kv/put", &put).await?;
+        session.put_own(&session.token).await?;
         Ok(session)
+    }
+
+    async fn put_own(&self, token: &str) -> Result<(), String> {
+        let EtcdMembers { settings, own, .. } = self.members;
+        let key = format!("{}{}", settings.prefix(), own.id);
+        let value = sign(token, &settings.name, own)?;
+        let put = json!({ "key": encoded(&key), "value": encoded(&value), "lease": self.lease });
+        self.call("/v3/kv/put", &put).await.map(drop)
     }
 
     async fn call(&self, path: &str, body: &Value) -> Result<Value, String> {
@@ -201,12 +214,19 @@ impl<'a> LeaseSession<'a> {
         let watch = timeout(CALL, self.send("/v3/watch", &json!({ "create_request": range }))).await;
         let mut watch = watch.map_err(|_| late())??;
         let mut renew = interval(RENEW_EVERY);
+        let mut signed_by = self.token.clone();
         loop {
             tokio::select! {
                 _ = renew.tick() => {
                     let kept = self.call("/v3/lease/keepalive", &json!({ "ID": self.lease })).await?;
                     if kept["result"]["TTL"].as_str().is_none_or(|ttl| ttl == "0") {
                         return Err("the lease has ended".to_owned());
+                    }
+                    let token = self.members.token();
+                    if token != signed_by {
+                        self.put_own(&token).await?;
+                        self.take_all().await?;
+                        signed_by = token;
                     }
                 }
                 // Whatever it says, the list is read again: once for all events that come together.
@@ -230,11 +250,11 @@ impl<'a> LeaseSession<'a> {
         let range = json!({ "key": encoded(&prefix), "range_end": encoded(&end) });
         let answer = self.call("/v3/kv/range", &range).await?;
         let answer: StoredMembers = serde_json::from_value(answer).map_err(|e| e.to_string())?;
-        let mut members = Vec::new();
+        let (mut members, token) = (Vec::new(), self.members.token());
         for stored in answer.kvs {
-            match member_in(&prefix, &stored) {
+            match member_in(&self.members.settings, &token, &stored) {
                 Some(member) => members.push(member),
-                None => tracing::warn!(key = stored.key, "etcd: not a member as this version knows them"),
+                None => tracing::warn!(key = stored.key, "etcd: no member, or its record has another token's code"),
             }
         }
         self.members.peers.take_members(MemberSource::Etcd, members);
@@ -242,11 +262,11 @@ impl<'a> LeaseSession<'a> {
     }
 }
 
-/// Returns the member in a key: what others can write there is not trusted to be one.
-fn member_in(prefix: &str, stored: &StoredKey) -> Option<Member> {
+/// Returns the member in a key, if a node with the token has written it: any client of etcd can write there.
+fn member_in(settings: &EtcdSettings, token: &str, stored: &StoredKey) -> Option<Member> {
     let key = String::from_utf8(STANDARD.decode(&stored.key).ok()?).ok()?;
-    let member: Member = serde_json::from_slice(&STANDARD.decode(&stored.value).ok()?).ok()?;
-    let is_own_key = key.strip_prefix(prefix)? == member.id.as_str();
+    let member = verify(token, &settings.name, &STANDARD.decode(&stored.value).ok()?)?;
+    let is_own_key = key.strip_prefix(settings.prefix().as_str())? == member.id.as_str();
     (is_own_key && member.address.parse::<std::net::SocketAddr>().is_ok()).then_some(member)
 }
 
@@ -254,19 +274,27 @@ fn member_in(prefix: &str, stored: &StoredKey) -> Option<Member> {
 mod tests {
     use super::*;
 
+    const TOKEN: &str = "0123456789abcdef";
+
     #[test]
     fn only_members_under_their_own_name_are_taken() {
+        let settings = EtcdSettings { endpoints: Vec::new(), name: "c".to_owned() };
         let stored = |key: &str, value: &str| StoredKey { key: encoded(key), value: encoded(value) };
-        let good = r#"{"id":"a","address":"10.0.0.1:7","role":"cache"}"#;
-        assert_eq!(member_in("/m/", &stored("/m/a", good)).unwrap().address, "10.0.0.1:7");
+        let record = |json: &str| sign(TOKEN, "c", &serde_json::from_str(json).unwrap()).unwrap();
+        let unsigned = r#"{"id":"a","address":"10.0.0.1:7","role":"cache"}"#;
+        let good = record(unsigned);
+        let member = |key: &str, value: &str| member_in(&settings, TOKEN, &stored(key, value));
+        assert_eq!(member("/forebay/c/members/a", &good).unwrap().address, "10.0.0.1:7");
         for (key, value) in [
-            ("/m/b", good),
-            ("/other/a", good),
-            ("/m/a", "{}"),
-            ("/m/a", r#"{"id":"a","address":"host/path?x:7"}"#),
-            ("/m/a b", r#"{"id":"a b","address":"10.0.0.1:7"}"#),
+            ("b", &*good),
+            ("a", "{}"),
+            ("a", unsigned),
+            ("a", &record(r#"{"id":"a","address":"host/path?x:7"}"#)),
+            ("a b", r#"{"id":"a b","address":"10.0.0.1:7"}"#),
         ] {
-            assert!(member_in("/m/", &stored(key, value)).is_none(), "{key} {value}");
+            assert!(member(&format!("/forebay/c/members/{key}"), value).is_none(), "{key} {value}");
         }
+        assert!(member("/forebay/other/members/a", &good).is_none());
+        assert!(member_in(&settings, "another token 01", &stored("/forebay/c/members/a", &good)).is_none());
     }
 }

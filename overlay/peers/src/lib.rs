@@ -9,6 +9,7 @@
 //! | `peers` | what this node knows of the others, and its counters |
 //! | `client` | asks other nodes for a range |
 //! | `door` | answers other nodes |
+//! | `signed` | records of members in etcd |
 //! | `announcements` | tells other nodes what this one has changed in the pool |
 
 mod announcements;
@@ -17,6 +18,7 @@ mod door;
 mod etcd;
 mod peers;
 mod settings;
+mod signed;
 mod wire;
 
 pub use client::PeerClient;

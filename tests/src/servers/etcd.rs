@@ -2,6 +2,8 @@
 
 use std::process::{Child, Command};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use tempfile::TempDir;
 
 use super::started::{answers, end, free_port, spawn, wait_until};
@@ -55,6 +57,15 @@ impl Etcd {
         let done = Command::new("curl").args(["-fsS", "-d", all, &url]).output().expect("curl is there");
         let answer: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
         answer["count"].as_str().map_or(0, |count| count.parse().expect("a number"))
+    }
+
+    /// Writes a key, as any client of the server can.
+    pub fn put(&self, key: &str, value: &str) {
+        let encoded = |text: &str| STANDARD.encode(text);
+        let put = serde_json::json!({ "key": encoded(key), "value": encoded(value) }).to_string();
+        let url = format!("http://127.0.0.1:{}/v3/kv/put", self.port);
+        let done = Command::new("curl").args(["-fsS", "-d", &put, &url]).output().expect("curl is there");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
     pub fn kill(&mut self) {
