@@ -123,3 +123,105 @@ fn idle_connections_cost_little_and_end() {
     drop(idle);
     assert_eq!(http::get(node.address, "/f", "").unwrap().status, 200);
 }
+
+/// A client of HTTP/2, which sends what a test wants and answers pings.
+struct Http2Client(TcpStream);
+
+impl Http2Client {
+    /// Connects. `window`: bytes that the node may send of each response.
+    fn connect(address: SocketAddr, window: u32) -> Self {
+        let mut client = Self(connect(address));
+        client.0.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        let initial_window = [&[0, 4][..], &window.to_be_bytes()].concat();
+        client.send(4, 0, 0, &initial_window).unwrap();
+        client
+    }
+
+    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> std::io::Result<()> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+        self.0.write_all(&[&head, payload].concat())
+    }
+
+    /// Asks for a path on stream 1.
+    fn get(&mut self, path: &str) {
+        // RFC 7541: GET and http from the static table, then a path and an authority as they are.
+        let mut head = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+        head.extend(path.bytes());
+        head.extend([0x01, 1, b'x']);
+        self.send(1, 0x5, 1, &head).unwrap();
+    }
+
+    /// Answers the node until the connection ends. Returns the bytes of content.
+    fn answer_to_the_end(mut self) -> usize {
+        let (begun, mut content) = (Instant::now(), 0);
+        let mut head = [0; 9];
+        while self.0.read_exact(&mut head).is_ok() {
+            assert!(begun.elapsed() < LIMIT, "the node keeps a client that takes nothing");
+            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            if self.0.read_exact(&mut payload).is_err() {
+                break;
+            }
+            let is_answer = head[4] & 1 == 1;
+            let answered = match head[3] {
+                0 => {
+                    content += payload.len();
+                    Ok(())
+                }
+                4 if !is_answer => self.send(4, 1, 0, &[]),
+                6 if !is_answer => self.send(6, 1, 0, &payload),
+                _ => Ok(()),
+            };
+            if answered.is_err() {
+                break;
+            }
+        }
+        assert!(begun.elapsed() < LIMIT, "the node keeps a client that takes nothing");
+        content
+    }
+}
+
+#[test]
+fn http2_clients_that_take_nothing_are_cut_off_and_slow_ones_are_not() {
+    // A client that is cut off after 60 s has no more of these.
+    const UPDATES: usize = 15;
+    let place = Place::new();
+    fs::write(place.pool().join("small"), b"content").unwrap();
+    fs::write(place.pool().join("large"), content(1, 8 * MIB)).unwrap();
+    let node = Node::of(&place, &[]);
+    let address = node.address;
+    thread::scope(|scope| {
+        // No request; then no window, and a window for one byte, of a response that is large or small.
+        scope.spawn(move || assert_eq!(Http2Client::connect(address, 65_535).answer_to_the_end(), 0));
+        for (path, window) in [("/large", 0), ("/small", 0), ("/large", 1), ("/small", 1)] {
+            scope.spawn(move || {
+                let mut client = Http2Client::connect(address, window);
+                client.get(path);
+                assert_eq!(client.answer_to_the_end(), window as usize, "{path} {window}");
+            });
+        }
+        // A client that has all it asked for, and asks for nothing more.
+        scope.spawn(move || {
+            let mut client = Http2Client::connect(address, 65_535);
+            client.get("/small");
+            assert_eq!(client.answer_to_the_end(), 7);
+        });
+        // One that takes a little now and then.
+        scope.spawn(move || {
+            let mut client = Http2Client::connect(address, 0);
+            client.get("/large");
+            let mut updates = Http2Client(client.0.try_clone().unwrap());
+            let sender = thread::spawn(move || {
+                for _ in 0..UPDATES {
+                    thread::sleep(Duration::from_secs(5));
+                    updates.send(8, 0, 1, &1000_u32.to_be_bytes()).expect("the connection stays");
+                }
+                thread::sleep(Duration::from_secs(1));
+                updates.0.shutdown(std::net::Shutdown::Both).unwrap();
+            });
+            assert!(client.answer_to_the_end() > 13 * 1000);
+            sender.join().unwrap();
+        });
+    });
+    assert_eq!(http::get(address, "/small", "").unwrap().body, "content");
+}

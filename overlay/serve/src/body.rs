@@ -9,10 +9,14 @@ use futures::Stream;
 use futures::stream::BoxStream;
 use http_body::{Frame, SizeHint};
 
+use crate::http2_activity::OpenResponse;
+
 /// The body of a response.
 pub struct ReplyBody {
     inner: BodyKind,
     count: Option<ByteCount>,
+    /// By HTTP/2, what the connection is told.
+    watch: Option<OpenResponse>,
 }
 
 /// Counts the bytes of a body, and tells the sum when the body ends, sent or not.
@@ -55,11 +59,16 @@ impl ReplyBody {
     pub fn counted(self, tell: impl FnOnce(u64) + Send + 'static) -> Self {
         Self { count: Some(ByteCount { bytes: 0, tell: Some(Box::new(tell)) }), ..self }
     }
+
+    /// The same body. The connection is told what is given of it, and when it ends.
+    pub fn watched(self, response: OpenResponse) -> Self {
+        Self { watch: Some(response), ..self }
+    }
 }
 
 impl From<BodyKind> for ReplyBody {
     fn from(inner: BodyKind) -> Self {
-        Self { inner, count: None }
+        Self { inner, count: None, watch: None }
     }
 }
 
@@ -81,6 +90,9 @@ impl http_body::Body for ReplyBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
+        if let Some(watch) = &mut this.watch {
+            watch.wanted();
+        }
         let next = match &mut this.inner {
             BodyKind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             BodyKind::Pieces { pieces, left } => match pieces.as_mut().poll_next(cx) {
@@ -93,8 +105,14 @@ impl http_body::Body for ReplyBody {
                 Poll::Pending => Poll::Pending,
             },
         };
-        if let (Poll::Ready(Some(Ok(frame))), Some(count)) = (&next, &mut this.count) {
-            count.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+        if let Poll::Ready(Some(Ok(frame))) = &next {
+            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+            if let Some(count) = &mut this.count {
+                count.bytes += bytes;
+            }
+            if let Some(watch) = &mut this.watch {
+                watch.given(bytes);
+            }
         }
         next
     }

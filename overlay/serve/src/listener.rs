@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::ReplyBody;
 use super::content::reply::text;
+use super::http2_activity::{Http2Activity, Http2Patience};
 use super::transport::{Patient, Plain, Windows};
 
 /// The pause after a connection could not be accepted: probably the process is out of descriptors.
@@ -261,9 +262,11 @@ async fn exchange(
         Spoken::Http2 => builder.http2_only(),
         Spoken::Any => builder,
     };
-    let within = limits.head;
+    let (within, activity) = (limits.head, Http2Activity::new());
+    let watched = activity.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (door, client) = (door.clone(), client.clone());
+        let open = (request.version() == Version::HTTP_2).then(|| watched.open());
         async move {
             let (head, content) = request.into_parts();
             let most = door.content_max(&head);
@@ -276,12 +279,20 @@ async fn exchange(
                 Err(_) => (RequestContent::Late, None),
             };
             let request = Request::from_parts(head, content);
-            Ok::<_, Infallible>(door.answer(request, client).await)
+            let response = door.answer(request, client).await;
+            Ok::<_, Infallible>(match open {
+                Some(open) => response.map(|body| body.watched(open)),
+                None => response,
+            })
         }
     });
-    let io = Patient::new(io, limits.head, limits.stalled);
+    let io = Patient::new(io, (limits.head, limits.stalled), activity.clone(), spoken == Spoken::Http2);
     let connection = builder.serve_connection(io, service).into_owned();
-    watcher.watch(connection).await.map_err(|error| error.to_string())
+    let patience = Http2Patience { idle: limits.head, stalled: limits.stalled };
+    tokio::select! {
+        ended = watcher.watch(connection) => ended.map_err(|error| error.to_string()),
+        () = activity.until_over(patience) => Err("the client asks for nothing, or takes nothing".to_owned()),
+    }
 }
 
 /// Reads the content of a request, at most so many bytes.

@@ -23,6 +23,8 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
+use crate::http2_activity::{Http2Activity, SentFrames};
+
 /// The most bytes of one `sendfile` call. The call reads from the device if the page cache does not have the bytes.
 const SEND_BYTES: usize = 1 << 20;
 
@@ -200,6 +202,9 @@ pub(crate) struct Patient<T> {
     greeting: Option<Greeting>,
     patience: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
+    activity: Http2Activity,
+    /// If the connection is one of HTTP/2.
+    frames: Option<SentFrames>,
 }
 
 struct Greeting {
@@ -209,9 +214,11 @@ struct Greeting {
 }
 
 impl<T> Patient<T> {
-    pub fn new(inner: T, greeting: Duration, patience: Duration) -> Self {
+    /// `activity` is told that the connection is one of HTTP/2, and what is sent then. `is_http2`: that is known already.
+    pub fn new(inner: T, (greeting, patience): (Duration, Duration), activity: Http2Activity, is_http2: bool) -> Self {
         let greeting = Greeting { matched: 0, until: Box::pin(tokio::time::sleep(greeting)) };
-        Self { inner, greeting: Some(greeting), patience, waiting: None }
+        let frames = is_http2.then(|| SentFrames::new(activity.clone()));
+        Self { inner, greeting: Some(greeting), patience, waiting: None, activity, frames }
     }
 
     fn watch<R>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
@@ -250,6 +257,10 @@ impl<T: Read + Unpin> Read for Patient<T> {
                 let read = first.filled();
                 let is_preface = !read.is_empty() && PREFACE[greeting.matched..].starts_with(read);
                 greeting.matched += read.len();
+                if is_preface && greeting.matched == PREFACE.len() {
+                    this.frames.get_or_insert_with(|| SentFrames::new(this.activity.clone()));
+                    this.activity.begin();
+                }
                 if !is_preface || greeting.matched == PREFACE.len() {
                     this.greeting = None;
                 }
@@ -263,6 +274,9 @@ impl<T: Read + Unpin> Read for Patient<T> {
 impl<T: Write + Unpin> Write for Patient<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.inner).poll_write(cx, buffer);
+        if let (Some(frames), Poll::Ready(Ok(sent))) = (&mut self.frames, &outcome) {
+            frames.sent(&buffer[..*sent]);
+        }
         self.watch(cx, outcome)
     }
 
@@ -286,6 +300,14 @@ impl<T: Write + Unpin> Write for Patient<T> {
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.inner).poll_write_vectored(cx, buffers);
+        if let (Some(frames), Poll::Ready(Ok(sent))) = (&mut self.frames, &outcome) {
+            let mut left = *sent;
+            for buffer in buffers {
+                let here = left.min(buffer.len());
+                frames.sent(&buffer[..here]);
+                left -= here;
+            }
+        }
         self.watch(cx, outcome)
     }
 }
