@@ -187,10 +187,18 @@ fn make_directories(staged: &mut StagedJob, entries: &[RegisteredMount], left: D
 fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
     let entries = entries(args)?;
-    let staged = StagedJob::kept(args, &job).unwrap_or_else(|failure| {
-        output.note(format!("forebay: {}: what it asked for is not known: {}", job.allocation(), failure.what));
-        None
-    });
+    let (staged, is_known) = match StagedJob::kept(args, &job) {
+        Ok(staged) => (staged, true),
+        Err(failure) => {
+            let id = job.allocation();
+            output.note(format!(
+                "forebay: {id}: what it asked for is not known: {}; its scratch directory stays until `forebay job \
+                 stage-out {id}`",
+                failure.what
+            ));
+            (None, false)
+        }
+    };
     // The controller tells soon, or not at all.
     let fate = staged.as_ref().map_or(ResultsFate::Kept, |staged| staged.fate(begun + args.within / 2));
     let asked = staged.clone();
@@ -201,14 +209,24 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
         let has_scratch = |staged: &&StagedJob| staged.record.scratch_mount.as_deref() == Some(entry.mountpoint());
         let here = asked.as_ref().filter(has_scratch);
-        let mut notes = match fate {
+        // Before the commit, which may take longer than this hook: then the leases and the observation of the job have
+        // ended, and its scratch directory stays.
+        let mut notes = match (is_known, here) {
+            (true, None) => Vec::new(),
+            _ => forebay_slurm::end(send)?,
+        };
+        let refused = match fate {
             ResultsFate::Kept => here.map_or_else(Vec::new, StagedJob::commit),
             ResultsFate::Unknown => here.map_or_else(Vec::new, |_| vec![NO_OUTCOME.to_owned()]),
             ResultsFate::Refused | ResultsFate::GivenUp => Vec::new(),
         };
         // The end of the write-back would discard the scratch directory, with the results that were not committed.
-        let keeps_scratch = !notes.is_empty() && here.is_some_and(|staged| !staged.has_empty_scratch());
-        notes.extend(if keeps_scratch { forebay_slurm::end(send)? } else { forebay_slurm::epilog(job, until, send)? });
+        let keeps_scratch =
+            !is_known || (!refused.is_empty() && here.is_some_and(|staged| !staged.has_empty_scratch()));
+        notes.extend(refused);
+        if !keeps_scratch {
+            notes.extend(forebay_slurm::epilog(job, until, send)?);
+        }
         Ok(short(notes))
     });
     if let Err(failure) = staging::forget_staged(&args.records.records, &job.id) {

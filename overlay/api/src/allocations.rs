@@ -70,6 +70,9 @@ pub struct Allocation {
     /// Staging goes on; the job may have started meanwhile.
     #[serde(default)]
     pub is_staging: bool,
+    /// The write-back was asked for, and goes on.
+    #[serde(default)]
+    pub is_writing_back: bool,
     /// Seconds since 1970.
     pub begun_unix: u64,
     /// When it entered its phase, in seconds since 1970.
@@ -86,7 +89,7 @@ pub struct Allocation {
 impl Allocation {
     /// Returns whether staging or the write-back has begun, or is about to, and has not ended.
     pub fn is_at_work(&self) -> bool {
-        self.is_staging || self.phase == AllocationPhase::StagingOut
+        self.is_staging || self.is_writing_back
     }
 }
 

@@ -40,6 +40,9 @@ pub struct AllocationRecord {
     /// Staging has begun and has not ended; the job may have started meanwhile.
     #[serde(default)]
     pub is_staging: bool,
+    /// Its write-back was asked for. Without it, an ended job keeps its scratch directory, which may hold results.
+    #[serde(default)]
+    pub is_writing_back: bool,
     #[serde(default)]
     pub staged: TransferCounts,
     #[serde(default)]
@@ -59,7 +62,12 @@ impl AllocationRecord {
 
     /// Returns whether staging or the write-back has begun, or is about to, and has not ended.
     pub fn is_at_work(&self) -> bool {
-        self.state == AllocationState::StagingOut || (self.state.may_run() && self.is_staging)
+        self.is_at_write_back() || (self.state.may_run() && self.is_staging)
+    }
+
+    /// Returns whether the write-back was asked for, and has not ended.
+    pub fn is_at_write_back(&self) -> bool {
+        self.state == AllocationState::StagingOut && self.is_writing_back
     }
 
     /// Returns the allocation as operators see it.
@@ -76,6 +84,7 @@ impl AllocationRecord {
             attempt: self.attempt,
             requeues: self.requeues,
             is_staging: self.state.may_run() && self.is_staging,
+            is_writing_back: self.is_at_write_back(),
             begun_unix: self.begun_unix,
             since_unix: self.since_unix,
             command: self.invocation.as_ref().map(|invocation| invocation.words.join(" ")).unwrap_or_default(),
@@ -149,6 +158,7 @@ mod tests {
             invocation: None,
             lease_secs: None,
             is_staging: false,
+            is_writing_back: false,
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
         }

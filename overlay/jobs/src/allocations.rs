@@ -122,7 +122,12 @@ impl Jobs {
         loop {
             changes.mark_unchanged();
             let (inner, wanted) = (self.inner.clone(), id.clone());
-            let record = blocking(move || inner.engine.catalog().allocation(&wanted)).await?;
+            let record = blocking(move || {
+                // The end of the work holds the lock until the scratch directory is removed.
+                let _lock = inner.allocations.lock(&wanted);
+                inner.engine.catalog().allocation(&wanted)
+            })
+            .await?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || record.as_ref().is_none_or(|record| !record.is_at_work()) {
                 return Ok(record.map(|record| record.shown()));
@@ -160,7 +165,12 @@ impl JobsInner {
                 self.end_holding(id, JobEnd::Told)?;
             }
             AllocationVerb::StageOut { .. } => {
-                self.change_allocation(id, |record| Ok(record.state.stage_out()))?;
+                self.change_allocation(id, |record| {
+                    let over = record.state.stage_out();
+                    let state = if let Transition::To(state) = &over { state } else { &record.state };
+                    record.is_writing_back = *state == AllocationState::StagingOut;
+                    Ok(over)
+                })?;
                 self.end_holding(id, JobEnd::Told)?;
                 self.begin_work(id, AllocationWork::StageOut)?;
             }
@@ -215,6 +225,7 @@ impl JobsInner {
             invocation: request.invocation.clone(),
             lease_secs: request.lease_secs,
             is_staging: false,
+            is_writing_back: false,
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
         };

@@ -189,6 +189,7 @@ mod tests {
             attempt: 1,
             requeues: 0,
             is_staging: phase == AllocationPhase::StagingIn,
+            is_writing_back: phase == AllocationPhase::StagingOut,
             begun_unix: 1,
             since_unix: 1,
             command: String::new(),

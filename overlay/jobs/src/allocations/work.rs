@@ -33,7 +33,7 @@ impl JobsInner {
         let is_due = match work {
             AllocationWork::StageIn => record.state.may_run() && record.is_staging,
             AllocationWork::Run => false,
-            AllocationWork::StageOut => record.state == AllocationState::StagingOut,
+            AllocationWork::StageOut => record.is_at_write_back(),
         };
         if !is_due {
             return Ok(());
@@ -105,7 +105,7 @@ impl JobsInner {
             all.remove(id);
             drop(all);
             if work == AllocationWork::StageOut {
-                record.flushed = outcome.moved;
+                (record.flushed, record.is_writing_back) = (outcome.moved, false);
             } else {
                 (record.staged, record.is_staging) = (outcome.moved, false);
             }
