@@ -15,6 +15,7 @@ pub mod network;
 pub mod observed;
 pub mod process;
 pub mod reading;
+pub mod scratch;
 pub mod servers;
 pub mod settings;
 pub mod strace;

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
-use forebay_tests::process::{Answer, forebay, run, wait_until};
+use forebay_tests::process::{forebay, run, wait_until};
+use forebay_tests::scratch::{commit, create, listed, merge, scratch};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
 use forebay_tests::settings::{number, seed};
 use forebay_tests::users::{U1, U2, User};
 use rand::{Rng, SeedableRng};
-use serde_json::Value;
 
 const USAGE: i32 = 2;
 const NO_SPACE: i32 = 5;
@@ -34,33 +34,6 @@ fn shared(options: Options) -> Mount {
     let mount = Mount::new(Options { more: vec!["-o".into(), "allow_other".into()], ..options });
     mount.place.let_users_pass();
     mount
-}
-
-fn scratch(mount: &Mount, verb: &str, words: &[&str]) -> Answer {
-    let mut command = std::process::Command::new(forebay());
-    command.args(["scratch", verb]).args(words);
-    if verb == "create" || verb == "list" {
-        command.arg("--mount").arg(mount.place.mnt());
-    }
-    run(&mut command, COMMAND)
-}
-
-fn create(mount: &Mount, words: &[&str]) -> PathBuf {
-    scratch(mount, "create", words).ok().out.trim().into()
-}
-
-fn commit(mount: &Mount, from: &Path, to: &str) -> Answer {
-    scratch(mount, "commit", &[from.to_str().unwrap(), mount.path(to).to_str().unwrap()])
-}
-
-fn merge(mount: &Mount, from: &Path, to: &str) -> Answer {
-    scratch(mount, "commit", &["--merge", from.to_str().unwrap(), mount.path(to).to_str().unwrap()])
-}
-
-fn listed(mount: &Mount) -> Vec<Value> {
-    let mut command = std::process::Command::new(forebay());
-    command.args(["--json", "scratch", "list", "--mount"]).arg(mount.place.mnt());
-    run(&mut command, COMMAND).ok().out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Returns each path below a directory with what a reader sees of it.

@@ -177,6 +177,19 @@ fn discard(path: &Path, output: &Output) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Done);
     }
+    // One that is not there has perhaps no path.
+    for entry in registration::mounts(None)? {
+        let is_named = |dir: &ScratchDir| dir.is_missing && Path::new(&dir.id) == path;
+        // Another mount may have it.
+        let Ok(all) = dirs(&entry, ScratchVerb::List) else { continue };
+        if let Some(dir) = all.into_iter().find(is_named) {
+            dirs(&entry, ScratchVerb::Discard { id: dir.id.clone() })?;
+            if !output.json {
+                output.line(format!("{}: given up", shown(&dir.id)));
+            }
+            return Ok(Exit::Done);
+        }
+    }
     Err(Failure::usage(format!("{} is no scratch directory", path.display())).remedy("forebay scratch list"))
 }
 
@@ -194,10 +207,14 @@ fn list(mount: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
 
 fn line(dir: &ScratchDir) -> String {
     let limit = dir.limit_bytes.map_or_else(String::new, |limit| format!(" of {}", bytes(limit)));
-    let full = if dir.is_full { ", full: writes are refused" } else { "" };
+    let state = match dir {
+        ScratchDir { is_missing: true, .. } => ", missing: its file system is not mounted",
+        ScratchDir { is_full: true, .. } => ", full: writes are refused",
+        _ => "",
+    };
     format!(
-        "{}: {}{limit} used, user {}, since {}{full}",
-        shown(&dir.path),
+        "{}: {}{limit} used, user {}, since {}{state}",
+        shown(if dir.path.is_empty() { &dir.id } else { &dir.path }),
         bytes(dir.used_bytes),
         dir.uid,
         moment(dir.created_unix)
@@ -235,7 +252,9 @@ fn found(path: &Path, entries: &[RegisteredMount]) -> Result<Option<(ScratchDir,
             all => all?,
         };
         for dir in all {
-            if let Ok(below) = path.strip_prefix(&dir.path) {
+            if let Ok(below) = path.strip_prefix(&dir.path)
+                && !dir.path.is_empty()
+            {
                 let below = below.to_owned();
                 return Ok(Some((dir, below)));
             }

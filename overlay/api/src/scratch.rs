@@ -19,6 +19,9 @@ pub struct ScratchDir {
     pub used_bytes: u64,
     /// Writes to its files are refused until it has room again.
     pub is_full: bool,
+    /// It is not in the fast pool: the file system of its device is not mounted.
+    #[serde(default)]
+    pub is_missing: bool,
     /// Seconds since 1970.
     pub created_unix: u64,
 }

@@ -22,7 +22,7 @@ pub use detached::DetachedTree;
 pub use limit::{Seal, count};
 pub use rustix::fs::FileType;
 pub use tree::{TreeEntry, TreeKind};
-pub(crate) use tree::{TreeXattrs, kind_of, names_of, open_below, stat_of};
+pub(crate) use tree::{TreeXattrs, kind_of, names_of, open_below, stat_of, xattr_names};
 
 const SCRATCH: &str = "scratch";
 const DISCARDED: &str = "discarded";

@@ -66,6 +66,10 @@ enum ScratchUse {
 impl KnownScratch {
     fn new(record: ScratchRecord) -> Self {
         let charged_bytes = record.limit_bytes.unwrap_or(0);
+        Self::charged(record, charged_bytes)
+    }
+
+    fn charged(record: ScratchRecord, charged_bytes: u64) -> Self {
         Self { record, charged_bytes, used_bytes: 0, is_full: false, counted: Instant::now(), taken: None }
     }
 }
@@ -113,7 +117,7 @@ impl Overlay {
         inner.check_writable()?;
         check_scratch_id(&request.id).map_err(invalid)?;
         if let Some(known) = inner.shown_scratch(&request.id, Some(uid))? {
-            return Ok(known);
+            return if known.is_missing { Err(missing(&known)) } else { Ok(known) };
         }
         let limit = request.limit_bytes;
         let owner = FileOwner { uid, gid };
@@ -170,13 +174,26 @@ impl Overlay {
         }
         let taken = inner.take_scratch(id, ScratchUse::Change)?;
         // Immutable files cannot be removed.
-        inner.unseal(id, &taken.record)?;
-        inner.store.discard_scratch(taken.record.device, id, inner.catalog.new_content()?.0)?;
-        let mut known = inner.scratch.known.lock();
-        let charged_bytes = known.remove(id).map_or(0, |known| known.charged_bytes);
+        let is_there = inner.is_scratch_there(id, &taken.record);
+        if is_there {
+            inner.unseal(id, &taken.record)?;
+        }
+        let number = inner.catalog.new_content()?.0;
+        let mut all = inner.scratch.known.lock();
+        let Some(known) = all.remove(id) else { return Ok(()) };
+        // Before the directory goes: one that is not there at the next start is missing, and not discarded.
+        let removed = inner.save_scratch(&all).and_then(|()| match is_there {
+            true => inner.store.discard_scratch(known.record.device, id, number),
+            false => Ok(()),
+        });
+        if let Err(error) = removed {
+            all.insert(id.to_owned(), known);
+            inner.save_scratch(&all)?;
+            return Err(error);
+        }
+        let charged_bytes = known.charged_bytes;
         inner.charge_owner_of_scratch(id, None);
-        inner.save_scratch(&known)?;
-        drop(known);
+        drop(all);
         inner.store.account_on(taken.record.device, charged_bytes, 0);
         // The loop removes the files.
         inner.scratch.bell.notify_one();
@@ -214,10 +231,14 @@ impl Inner {
         Ok(Some(ScratchDir {
             id: id.to_owned(),
             uid: record.uid,
-            path: self.store.scratch_path(record.device, id)?.display().to_string(),
+            path: match self.store.scratch_path(record.device, id) {
+                Ok(path) => path.display().to_string(),
+                Err(_) => String::new(),
+            },
             limit_bytes: record.limit_bytes,
             used_bytes: *used_bytes,
             is_full: *is_full,
+            is_missing: !self.is_scratch_there(id, record),
             created_unix: record.created_unix,
         }))
     }
@@ -269,11 +290,16 @@ impl Inner {
         };
         let mut known = self.scratch.known.lock();
         for (id, record) in records {
-            if !self.store.scratch_path(record.device, &id).is_ok_and(|path| path.is_dir()) {
-                tracing::warn!("scratch directory {id} is gone");
+            // Its file system may be mounted at the next start.
+            if !self.is_scratch_there(&id, &record) {
+                tracing::error!(
+                    "scratch directory {id} is not in the fast pool: if its file system is not mounted, mount it and \
+                     start again; `forebay scratch discard {id}` gives it up"
+                );
+                known.insert(id, KnownScratch::charged(record, 0));
                 continue;
             }
-            self.store.budget.account(0, record.limit_bytes.unwrap_or(0));
+            self.store.account_on(record.device, 0, record.limit_bytes.unwrap_or(0));
             // Perhaps the last daemon has made files immutable: the first count makes them writable again.
             known.insert(id, KnownScratch { is_full: true, ..KnownScratch::new(record) });
         }
@@ -327,8 +353,16 @@ impl Inner {
         next
     }
 
+    /// Whether a scratch directory is in the fast pool: the file system of its device may not be mounted.
+    fn is_scratch_there(&self, id: &str, record: &ScratchRecord) -> bool {
+        self.store.scratch_path(record.device, id).is_ok_and(|path| path.is_dir())
+    }
+
     /// Counts a directory, and refuses or allows writes to its files. Returns when it should be counted again.
     fn count_one(&self, id: &str, record: &ScratchRecord) -> Result<Duration> {
+        if !self.is_scratch_there(id, record) {
+            return Ok(COUNT_MAX);
+        }
         let look = |seal| self.look_at_scratch(id, record, seal);
         let was_full = self.scratch.known.lock().get(id).is_some_and(|known| known.is_full);
         let used = look(Seal::Keep)?;
@@ -434,6 +468,15 @@ impl Inner {
 
 fn invalid(why: String) -> Error {
     Error::new(ErrorKind::InvalidInput, Side::Application, why)
+}
+
+fn missing(dir: &ScratchDir) -> Error {
+    let ScratchDir { id, path, .. } = dir;
+    let what = format!(
+        "scratch directory {id} is not in the fast pool ({path}): if its file system is not mounted, mount it and start \
+         again; `forebay scratch discard {id}` gives it up"
+    );
+    Error::new(ErrorKind::NotFound, Side::Application, what)
 }
 
 fn unknown(id: &str) -> Error {

@@ -24,14 +24,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_backends::{Error, ErrorKind, Result, Side, XATTRS_MAX_BYTES};
 use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use super::limit::set_immutable;
 use super::make_dir;
 use super::prune::{Prune, prune};
-use super::tree::{TreeEntry, TreeKind, entry_of, kind_of, names_of, open_below, open_dir, stat_of};
+use super::tree::{TreeEntry, TreeKind, TreeXattrs, entry_of, kind_of, names_up_to, open_below, open_dir, stat_of};
 use crate::{ContentId, ContentStore};
 
 const COMMITS: &str = "commits";
@@ -40,6 +40,9 @@ const MOVES: &str = "moves";
 const TREE: &str = "tree";
 /// The most entries of one tree: the catalog takes them in one batch, and takes some 1 KiB of memory for each.
 const ENTRIES_MAX: usize = 500_000;
+
+/// The most bytes of names, targets of symbolic links, and attributes of one tree: they are held in memory.
+const HELD_BYTES_MAX: usize = 256 << 20;
 
 /// Where a tree comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,11 +161,11 @@ impl ContentStore {
     /// Returns the trees that the last daemon did not finish.
     pub fn detached(&self) -> Vec<DetachedTree> {
         let mut all = Vec::new();
-        for (device, at) in self.devices().iter().enumerate() {
+        for at in self.devices() {
             let Ok(trees) = fs::read_dir(at.path.join(COMMITS)) else { continue };
             for dir in trees.flatten() {
                 if let Some(number) = dir.file_name().to_str().and_then(|name| name.parse().ok()) {
-                    all.push(DetachedTree { number, device, dir: dir.path() });
+                    all.push(DetachedTree { number, device: at.number, dir: dir.path() });
                 }
             }
         }
@@ -170,61 +173,90 @@ impl ContentStore {
     }
 }
 
+/// What was listed of a tree until now.
+#[derive(Default)]
+struct TreeListing {
+    entries: Vec<TreeEntry>,
+    /// The number of the entry that is the first name of a file.
+    files: HashMap<(u64, u64), usize>,
+    held_bytes: usize,
+}
+
 impl DetachedTree {
     /// Lists the tree. `content` gives each file a content number, once.
     ///
     /// # Errors
-    /// `InvalidInput` if the tree is too large or too deep for one commit.
+    /// `InvalidInput` if the tree is too large or too deep for one commit, or if a file has too many attributes.
     pub fn read(&self, content: impl Fn() -> Result<ContentId>) -> Result<Vec<TreeEntry>> {
         let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-        let mut files = HashMap::new();
-        let mut entries = Vec::new();
-        let mut paths = HashMap::from([(0, TREE.as_bytes().to_vec())]);
+        let mut listing = TreeListing::default();
         let top = entry_of(&base, TREE.as_bytes(), None).map_err(|e| self.failed(e))?;
-        self.add(top, &mut entries, &mut files, &content)?;
+        self.add(top, &mut listing, &content)?;
         let mut next = 0;
-        while next < entries.len() {
+        while next < listing.entries.len() {
             let at = next;
             next += 1;
-            if entries[at].kind != TreeKind::Directory {
+            if listing.entries[at].kind != TreeKind::Directory {
                 continue;
             }
-            let path = paths.remove(&at).unwrap_or_default();
+            let path = path_in_tree(&listing.entries, at);
             let dir = open_below(&base, &path).map_err(|e| self.failed(e).context(shown(&path)))?;
-            for name in names_of(&dir).map_err(|e| self.failed(e))? {
+            // One more is enough for the refusal.
+            for name in names_up_to(&dir, ENTRIES_MAX + 1).map_err(|e| self.failed(e))? {
                 let entry = match entry_of(&dir, &name, Some(at)) {
                     // Removed meanwhile.
                     Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                     entry => entry.map_err(|e| self.failed(e).context(shown(&path)))?,
                 };
-                if entry.kind == TreeKind::Directory {
-                    paths.insert(entries.len(), [path.as_slice(), b"/", &name].concat());
-                }
-                self.add(entry, &mut entries, &mut files, &content)?;
+                self.add(entry, &mut listing, &content)?;
             }
         }
-        Ok(entries)
+        Ok(listing.entries)
     }
 
     fn add(
         &self,
         mut entry: TreeEntry,
-        entries: &mut Vec<TreeEntry>,
-        files: &mut HashMap<(u64, u64), usize>,
+        listing: &mut TreeListing,
         content: &impl Fn() -> Result<ContentId>,
     ) -> Result<()> {
+        let refused = |what: String| Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        let TreeListing { entries, files, held_bytes } = listing;
         if entries.len() == ENTRIES_MAX {
-            let what = format!("a commit takes {ENTRIES_MAX} files and directories at most: commit parts of the tree");
-            return Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+            return refused(format!(
+                "a commit takes {ENTRIES_MAX} files and directories at most: commit parts of the tree"
+            ));
+        }
+        let attributes: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if attributes > XATTRS_MAX_BYTES {
+            return refused(format!(
+                "{}: its extended attributes have {attributes} bytes, of {XATTRS_MAX_BYTES} at most: remove some",
+                entry.name.escape_ascii()
+            ));
         }
         if let TreeKind::File { .. } = entry.kind {
             match files.get(&entry.identity) {
-                Some(of) => entry.kind = TreeKind::HardLink { of: *of },
+                Some(of) => {
+                    entry.kind = TreeKind::HardLink { of: *of };
+                    // Those of the first name.
+                    entry.xattrs = TreeXattrs::new();
+                }
                 None => {
                     files.insert(entry.identity, entries.len());
                     entry.kind = TreeKind::File { content: self.on_device(content()?), occupied_bytes: 0 };
                 }
             }
+        }
+        *held_bytes += entry.name.len();
+        *held_bytes += entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+        if let TreeKind::Symlink { target } = &entry.kind {
+            *held_bytes += target.len();
+        }
+        if *held_bytes > HELD_BYTES_MAX {
+            return refused(format!(
+                "the names and attributes of the tree have more than {} MiB: commit parts of the tree",
+                HELD_BYTES_MAX >> 20
+            ));
         }
         entries.push(entry);
         Ok(())
@@ -527,6 +559,14 @@ fn shown(path: &[u8]) -> String {
     let below = path.strip_prefix(TREE.as_bytes()).unwrap_or(path);
     let below = below.strip_prefix(b"/").unwrap_or(below);
     if below.is_empty() { "the file".to_owned() } else { below.escape_ascii().to_string() }
+}
+
+/// Returns the path of an entry below `commits/N`.
+fn path_in_tree(entries: &[TreeEntry], at: usize) -> Vec<u8> {
+    let above = std::iter::successors(Some(&entries[at]), |entry| Some(&entries[entry.parent?]));
+    let mut names: Vec<&[u8]> = above.map(|entry| entry.name.as_slice()).collect();
+    names.reverse();
+    names.join(&b'/')
 }
 
 fn split(path: &[u8]) -> (&[u8], &[u8]) {

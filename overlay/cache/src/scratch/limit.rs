@@ -4,6 +4,7 @@
 //! The kernel refuses a write to an immutable file with `EPERM`. Nothing else stops a process that has the file open.
 //! Such a file cannot be removed either, so only as many as needed are taken: those written since the last count.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -27,8 +28,8 @@ pub enum Seal {
     Clear,
 }
 
-/// Returns the bytes that a directory occupies with everything below it. A file of several names counts once for each
-/// of them. What is removed meanwhile, and what lies too deep for one path, is passed over.
+/// Returns the bytes that a directory occupies with everything below it. A file of several names counts once. What is
+/// removed meanwhile, and what lies too deep for one path, is passed over.
 ///
 /// # Errors
 /// The directory itself cannot be read.
@@ -36,6 +37,7 @@ pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let root = open_dir(rustix::fs::CWD, dir.as_os_str().as_bytes())?;
     let (mut bytes, mut left) = (0, vec![Vec::new()]);
+    let mut linked = HashSet::new();
     while let Some(path) = left.pop() {
         let below;
         let dir = match path.is_empty() {
@@ -50,7 +52,11 @@ pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
         };
         for name in names_of(dir).unwrap_or_default() {
             let Ok(stat) = rustix::fs::statat(dir, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            bytes += stat.st_blocks as u64 * 512;
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            // What occupies nothing is not remembered: any number of such files fits.
+            if stat.st_blocks > 0 && (stat.st_nlink == 1 || is_directory || linked.insert((stat.st_dev, stat.st_ino))) {
+                bytes += stat.st_blocks as u64 * 512;
+            }
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory if path.is_empty() => left.push(name),
                 FileType::Directory => left.push([path.as_slice(), b"/", &name].concat()),
@@ -97,5 +103,10 @@ mod tests {
         fs::write(counted.join("x/y/f"), vec![1; 1 << 18]).unwrap();
         let grown = count(&counted, Seal::Keep).unwrap() - empty;
         assert!((1 << 18..(1 << 18) + 8192).contains(&grown), "{grown}");
+        for number in 0..100 {
+            fs::hard_link(counted.join("x/y/f"), counted.join(format!("x/{number}"))).unwrap();
+        }
+        let linked = count(&counted, Seal::Keep).unwrap() - empty;
+        assert!(linked < (1 << 18) + 32_768, "a file with 101 names counts {linked} bytes");
     }
 }

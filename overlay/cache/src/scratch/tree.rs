@@ -65,11 +65,19 @@ pub(crate) fn open_below(at: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
 }
 
 pub(crate) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+    names_up_to(dir, usize::MAX)
+}
+
+/// Returns so many names of a directory at most.
+pub(crate) fn names_up_to(dir: &OwnedFd, most: usize) -> io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
+            if names.len() == most {
+                break;
+            }
             names.push(name.to_vec());
         }
     }
@@ -111,24 +119,37 @@ pub(super) fn entry_of(dir: &OwnedFd, name: &[u8], parent: Option<usize>) -> io:
     })
 }
 
+/// Returns the names of the attributes of a file that users set. None if the file system has none, or the file is gone.
+pub(crate) fn xattr_names(path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    use rustix::io::Errno;
+    let mut listed = Vec::new();
+    // Most files have few.
+    for size in [1024, 65_536] {
+        let mut names = vec![0u8; size];
+        match rustix::fs::llistxattr(path, &mut names) {
+            Ok(length) => {
+                names.truncate(length);
+                listed = names;
+                break;
+            }
+            Err(Errno::RANGE) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOENT) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let is_of_user = |name: &&[u8]| name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_");
+    Ok(listed.split(|b| *b == 0).filter(is_of_user).map(<[u8]>::to_vec).collect())
+}
+
 /// Returns the attributes that users set. None if the file system has none.
 fn xattrs_of(dir: &OwnedFd, name: &[u8]) -> io::Result<TreeXattrs> {
     use rustix::io::Errno;
     // No system call takes a directory and a name.
     let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
-    let path = path.as_slice();
-    let mut names = vec![0u8; 65_536];
-    let listed = match rustix::fs::llistxattr(path, &mut names) {
-        Err(Errno::OPNOTSUPP | Errno::NOENT) => return Ok(Vec::new()),
-        other => other?,
-    };
     let mut all = Vec::new();
-    for name in names[..listed].split(|b| *b == 0).filter(|name| !name.is_empty()) {
-        if !name.starts_with(b"user.") && !name.starts_with(b"system.posix_acl_") {
-            continue;
-        }
+    for name in xattr_names(&path)? {
         let mut value = vec![0u8; 65_536];
-        match rustix::fs::lgetxattr(path, name, &mut value) {
+        match rustix::fs::lgetxattr(path.as_slice(), name.as_slice(), &mut value) {
             Ok(length) => all.push((name.into(), value[..length].into())),
             Err(Errno::NODATA | Errno::NOENT) => {}
             Err(error) => return Err(error.into()),

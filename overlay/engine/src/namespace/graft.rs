@@ -45,7 +45,17 @@ impl Inner {
             (false, false) => {}
             (is_dir, _) => return Err(kinds_differ(&self.display(target), is_dir)),
         }
+        self.check_not_shown(at.parent, &at.name, target)?;
         Ok(Some(target))
+    }
+
+    /// Refuses to replace a name at which a view is mounted, as a rename does.
+    pub(crate) fn check_not_shown(&self, parent: Ino, name: &[u8], target: Ino) -> Result<()> {
+        if !self.is_pinned_name(parent, name) {
+            return Ok(());
+        }
+        let what = format!("{}: a view is shown there: `forebay view end` ends it", self.display(target));
+        Err(Error::new(ErrorKind::Os(libc::EBUSY), Side::Application, what))
     }
 
     /// Writes the records of a tree, and shows it under its names, in one batch. `kept` are the directories that get

@@ -270,8 +270,12 @@ impl Inner {
         for (some, attributes) in grafts.chunks(NOTES_AT_ONCE).zip(attributes) {
             attributes.iter().for_each(|ino| kernel.invalidate_inode(*ino, false));
             let Some((last, names)) = some.split_last() else { continue };
-            names.iter().for_each(|Graft { at, .. }| kernel.invalidate_name(at.parent, &at.name));
-            let told = kernel.invalidate_name_and_tell(last.at.parent, &last.at.name);
+            names.iter().for_each(|Graft { at, .. }| self.tell_kernel_name(at.parent, &at.name));
+            // What is mounted at a pinned name must stay.
+            let told = match self.is_pinned_name(last.at.parent, &last.at.name) {
+                true => kernel.expire_name(last.at.parent, &last.at.name),
+                false => kernel.invalidate_name_and_tell(last.at.parent, &last.at.name),
+            };
             is_told &= tokio::time::timeout_at(until, told).await.is_ok();
         }
         is_told
@@ -286,7 +290,6 @@ impl Inner {
             Err(Error::new(ErrorKind::NotPermitted, Side::Pool, what))
         };
         let above = self.overlay_path(at.parent).unwrap_or_default();
-        let mut paths = Vec::new();
         let mut levels = vec![0usize; entries.len()];
         for (number, entry) in entries.iter().enumerate() {
             levels[number] = entry.parent.map_or(0, |parent| levels[parent] + 1);
@@ -300,15 +303,12 @@ impl Inner {
                 self.check_name_alone(&entry.name)?;
             }
             if can.path_max.is_some() {
-                let path = match entry.parent {
-                    None => above.join(&at.name),
-                    Some(parent) => {
-                        let above: &forebay_backends::PoolPath = &paths[parent];
-                        above.join(&entry.name)
-                    }
-                };
+                let below = std::iter::successors(Some(entry), |entry| entry.parent.map(|parent| &entries[parent]));
+                let mut names: Vec<&[u8]> =
+                    below.filter(|entry| entry.parent.is_some()).map(|entry| entry.name.as_slice()).collect();
+                names.push(&at.name);
+                let path = names.iter().rev().fold(above.clone(), |path, name| path.join(name));
                 self.pool.check_path(&path)?;
-                paths.push(path);
             }
         }
         self.check_depth_below(at.parent, &at.name, levels.into_iter().max().unwrap_or(0))
@@ -389,12 +389,12 @@ impl Inner {
         // The directory first: what is counted twice for a moment could stop other writers of the user.
         if let Some(known) = self.scratch.known.lock().get_mut(&taken.id) {
             let charged = known.charged_bytes.saturating_sub(bytes);
-            self.store.budget.account(known.charged_bytes, charged);
+            self.store.account_on(taken.record.device, known.charged_bytes, charged);
             known.charged_bytes = charged;
             known.used_bytes = known.used_bytes.saturating_sub(bytes);
             self.charge_owner_of_scratch(&taken.id, Some(known));
         }
-        self.store.budget.account(0, bytes);
+        self.store.account_on(taken.record.device, 0, bytes);
         for (ino, owner, bytes) in files {
             if self.quotas.count() {
                 // A program may have changed the file since the commit.

@@ -92,6 +92,7 @@ impl Inner {
                     }
                     Some((target, _)) => {
                         self.check_replaceable_by(dir, target, user)?;
+                        self.check_not_shown(dir, &entry.name, target)?;
                         plan.replaced.insert(number, target);
                         changes = true;
                     }

@@ -167,3 +167,52 @@ fn what_appears_in_the_tree_is_not_removed_with_it() {
     assert_eq!(fs::read(dir.join("a.uncommitted-7/b/late")).unwrap(), b"late");
     assert!(store.detached().is_empty() && !dir.join("a.uncommitted-7/link").exists());
 }
+
+#[test]
+fn a_further_name_of_a_file_holds_no_attributes() {
+    let (_root, store, dir) = store();
+    let set = |name: &str| {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(dir.join("a/f"), name, &[7u8; 100], flags).unwrap();
+    };
+    set("user.one");
+    set("user.two");
+    let entries = store.detach(0, "j", b"a", 7).unwrap().read(numbers()).unwrap();
+    let attributes = |name: &[u8]| {
+        let found = entries.iter().find(|entry| entry.name == name).unwrap();
+        (matches!(found.kind, TreeKind::HardLink { .. }), found.xattrs.len())
+    };
+    let mut both = [attributes(b"f"), attributes(b"same")];
+    both.sort_unstable();
+    assert_eq!(both, [(false, 2), (true, 0)]);
+}
+
+#[test]
+fn a_commit_on_a_device_of_a_tier_is_undone() {
+    let root = tempfile::tempdir().unwrap();
+    let layout = crate::TierLayout {
+        name: "ssd".into(),
+        dirs: vec![root.path().join("ssd")],
+        limit_bytes: Some(1 << 30),
+        high_watermark: 0.9,
+    };
+    let open = || {
+        let mut store = ContentStore::open(&[root.path().join("fast")], Some(1 << 30)).unwrap();
+        let known = BTreeSet::from([128]);
+        let number = store.add_tiers(std::slice::from_ref(&layout), "me", |_| Some(128), known).unwrap()[0].number;
+        (store, number)
+    };
+    let (store, number) = open();
+    assert_eq!(number, 128, "no place in the list of devices");
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let dir = store.make_scratch(number, "j", own).unwrap();
+    fs::create_dir(dir.join("a")).unwrap();
+    fs::write(dir.join("a/f"), "f").unwrap();
+    let was = seen(&dir);
+    drop(store.detach(number, "j", b"a", 7).unwrap());
+    drop(store);
+    let (store, _) = open();
+    let [tree] = store.detached().try_into().unwrap();
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    assert_eq!(seen(&dir), was);
+}
