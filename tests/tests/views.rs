@@ -382,6 +382,57 @@ fn the_bytes_of_a_view_are_counted() {
 }
 
 #[test]
+fn a_later_view_shows_no_rights_that_were_taken_away() {
+    let mount = mount();
+    fs::create_dir(mount.pool("d")).unwrap();
+    fs::write(mount.pool("d/f"), "secret").unwrap();
+    fs::set_permissions(mount.pool("d/f"), fs::Permissions::from_mode(0o640)).unwrap();
+    let acl = |how: &[&str]| run(Command::new("setfacl").args(how).arg(mount.path("d/f")), COMMAND).ok();
+    let readable = || U2.sh(&mount.place.mnt(), "cat d/f").code == Some(0);
+    acl(&["-m", &format!("u:{}:r", U2.0)]);
+    stage(&mount, &[], "d").ok();
+    assert!(is_mounted(&mount.path("d")) && readable());
+    end(&mount, "d");
+    acl(&["-b"]);
+    // The rest of the ACL would allow what its mask allows.
+    fs::set_permissions(mount.path("d/f"), fs::Permissions::from_mode(0o640)).unwrap();
+    mount.flush();
+    assert!(!readable());
+    stage(&mount, &[], "d").ok();
+    assert!(is_mounted(&mount.path("d")) && !readable(), "the view shows an ACL that was removed");
+    end(&mount, "d");
+}
+
+#[test]
+fn a_commit_over_a_file_that_a_view_shows_is_refused() {
+    let mount = mount();
+    fs::write(mount.pool("model"), "old").unwrap();
+    stage(&mount, &[], "model").ok();
+    assert!(is_mounted(&mount.path("model")));
+    let dir = run(
+        Command::new(forebay()).args(["scratch", "create", "--job", "j", "--mount"]).arg(mount.place.mnt()),
+        COMMAND,
+    )
+    .ok();
+    let new = Path::new(dir.out.trim()).join("model");
+    fs::write(&new, "new").unwrap();
+    let over = || run(Command::new(forebay()).args(["scratch", "commit"]).arg(&new).arg(mount.path("model")), COMMAND);
+    let refused = over();
+    assert!(refused.code != Some(0) && refused.err.contains("view end"), "{refused}");
+    let merged = run(
+        Command::new(forebay()).args(["scratch", "commit", "--merge"]).arg(dir.out.trim()).arg(mount.path("")),
+        COMMAND,
+    );
+    assert!(merged.code != Some(0) && merged.err.contains("view end"), "{merged}");
+    assert!(is_mounted(&mount.path("model")));
+    assert_eq!(fs::read(mount.path("model")).unwrap(), b"old", "a view is a snapshot");
+    end(&mount, "model");
+    over().ok();
+    assert_eq!(fs::read(mount.path("model")).unwrap(), b"new");
+    run(Command::new(forebay()).args(["scratch", "discard"]).arg(dir.out.trim()), COMMAND).ok();
+}
+
+#[test]
 fn content_on_another_device_is_copied_if_that_is_allowed() {
     let place = forebay_tests::mount::Place::new();
     place.small_disk("fast", "ext4", 64);

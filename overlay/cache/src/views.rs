@@ -68,10 +68,10 @@ impl ContentStore {
         self.view_links.outlived_bytes.load(Ordering::Acquire)
     }
 
-    /// Counts the bytes of a file that was copied into a view.
-    pub fn count_copy(&self, bytes: u64) {
+    /// Counts the bytes of a file that was copied into a view on a device.
+    pub fn count_copy(&self, device: usize, bytes: u64) {
         self.view_links.outlived_bytes.fetch_add(bytes, Ordering::AcqRel);
-        self.budget.account(0, bytes);
+        self.account_on(device, 0, bytes);
     }
 
     /// Removes a content file whose record is gone, and counts its space as free. `bytes`: what is counted for it. If a
@@ -121,40 +121,42 @@ impl ContentStore {
             let dir = device.path.join(VIEWS).join(REMOVED);
             let Ok(base) = File::open(&dir).map(OwnedFd::from) else { continue };
             for name in names_of(&base).unwrap_or_default() {
-                let removed = remove::remove(&base, &name, |dir, name| self.remove_link(dir, name));
+                let removed = remove::remove(&base, &name, |dir, name| self.remove_link(device.number, dir, name));
                 result = result.and(removed.map_err(|e| failed(&dir.join("N"), e)));
             }
         }
         result
     }
 
-    /// Removes a name that a view gave to a file.
-    fn remove_link(&self, dir: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    /// Removes a name that a view on a device gave to a file.
+    fn remove_link(&self, device: usize, dir: &OwnedFd, name: &[u8]) -> io::Result<()> {
         let _alone = self.view_links.removing.lock();
         let freed = entry::remove_link(dir, name)?;
         self.view_links.outlived_bytes.fetch_sub(freed, Ordering::AcqRel);
-        self.budget.account(freed, 0);
+        self.account_on(device, freed, 0);
         Ok(())
     }
 
     /// Counts the files that only views have names for: once, at the start, before any file is removed. Blocks.
     pub fn count_outlived(&self) -> Result<()> {
         let mut several = Vec::new();
-        let mut bytes = 0;
         for device in self.devices() {
+            let mut bytes = 0;
             let dir = device.path.join(VIEWS);
             let Ok(base) = File::open(&dir).map(OwnedFd::from) else { continue };
             let counted = remove::files(&base, |stat| match stat.st_nlink {
                 1 => bytes += stat.st_blocks as u64 * 512,
-                links => several.push((stat.st_dev, stat.st_ino, links, stat.st_blocks as u64 * 512)),
+                links => several.push((stat.st_dev, stat.st_ino, links, stat.st_blocks as u64 * 512, device.number)),
             });
             counted.map_err(|e| failed(&dir, e))?;
+            self.count_copy(device.number, bytes);
         }
         several.sort_unstable();
         for same in several.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
-            bytes += if same[0].2 == same.len() as u64 { same[0].3 } else { 0 };
+            if same[0].2 == same.len() as u64 {
+                self.count_copy(same[0].4, same[0].3);
+            }
         }
-        self.count_copy(bytes);
         Ok(())
     }
 }

@@ -300,9 +300,13 @@ impl Inner {
     /// Removes what is left of a view that is ending.
     fn finish_ending(self: &Arc<Self>, id: &str) -> Result<()> {
         let Some(record) = self.views.known.lock().get(id).cloned() else { return Ok(()) };
-        self.take_mounts_away(&self.store.view_path(record.device, id)?);
+        // Its device may not be a part of the fast pool any more.
+        let path = self.store.view_path(record.device, id).ok();
+        path.iter().for_each(|path| self.take_mounts_away(path));
         self.end_leases_of(id)?;
-        self.store.discard_view(record.device, id, self.catalog.new_content()?.0)?;
+        if path.is_some() {
+            self.store.discard_view(record.device, id, self.catalog.new_content()?.0)?;
+        }
         let mut known = self.views.known.lock();
         known.remove(id);
         self.save_views(&known)?;
@@ -354,10 +358,10 @@ impl Inner {
         loop {
             let inner = self.clone();
             let ended = blocking(move || {
-                for id in inner.views_to_end() {
-                    inner.finish_ending(&id)?;
-                }
-                inner.store.remove_discarded_views()
+                let ended = inner.views_to_end().into_iter().map(|id| inner.finish_ending(&id));
+                // One that cannot be ended does not keep the others.
+                let ended = ended.fold(Ok(()), Result::and);
+                ended.and(inner.store.remove_discarded_views())
             })
             .await;
             if let Err(error) = ended {

@@ -7,11 +7,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, linkat,
-    lsetxattr, mkdirat, mknodat, symlinkat, unlinkat, utimensat,
+    lremovexattr, lsetxattr, mkdirat, mknodat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
-use crate::scratch::{TreeXattrs, stat_of};
+use crate::scratch::{TreeXattrs, stat_of, xattr_names};
 use crate::{ContentId, ContentStore, CopyEnd};
 
 /// What an entry is, and what programs see of it beside its content.
@@ -39,7 +39,7 @@ pub enum LaidFile {
 }
 
 impl ContentStore {
-    /// Gives a content file a name in a view.
+    /// Gives a content file a name in a view on a device.
     ///
     /// # Errors
     /// `CrossDevice` if it cannot have one there, and copies are not allowed; `Corrupt` if it has another size than its
@@ -47,12 +47,19 @@ impl ContentStore {
     pub fn lay_file(
         &self,
         content: ContentId,
+        device: usize,
         (dir, name): (&OwnedFd, &[u8]),
         look: &EntryLook,
         allow_copy: bool,
     ) -> Result<LaidFile> {
         let path = self.path(content)?;
-        let laid = match linkat(CWD, &path, dir, name, AtFlags::empty()) {
+        // Tiers count their files, also if they lie on one file system.
+        let is_in_other_tier = self.has_tiers() && self.device_of(content) != device;
+        let linked = match is_in_other_tier {
+            true => Err(Errno::XDEV),
+            false => linkat(CWD, &path, dir, name, AtFlags::empty()),
+        };
+        let laid = match linked {
             Ok(()) => LaidFile::Linked,
             Err(Errno::XDEV | Errno::MLINK | Errno::OPNOTSUPP | Errno::PERM) if allow_copy => {
                 LaidFile::Copied(self.copy_into_view(content, dir, name)?)
@@ -62,18 +69,12 @@ impl ContentStore {
             Err(Errno::OPNOTSUPP | Errno::PERM) => return Err(not_linked(name, "its device has no hard links")),
             Err(e) => return Err(failed(name, e.into())),
         };
-        let stat = stat_of(dir, name).map_err(|e| failed(name, e))?;
-        if stat.st_size as u64 != look.size {
-            let what = format!(
-                "{}: its content file has {} bytes instead of {}: evict it, and stage it again",
-                name.escape_ascii(),
-                stat.st_size,
-                look.size
-            );
-            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+        let shown = show_file(dir, name, look);
+        if shown.is_err() && laid != LaidFile::Linked {
+            // Nothing counts it.
+            let _ = unlinkat(dir, name, AtFlags::empty());
         }
-        set_look(dir, name, look, &stat).map_err(|e| failed(name, e))?;
-        Ok(laid)
+        shown.map(|()| laid)
     }
 
     /// Copies a content file into a view. Returns the bytes that the copy occupies.
@@ -81,11 +82,44 @@ impl ContentStore {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600));
         let to = File::from(made.map_err(|e| failed(name, e.into()))?);
-        match self.copy_content(content, &to, || true)? {
-            CopyEnd::Whole(bytes) => Ok(bytes),
-            CopyEnd::Stopped => Err(failed(name, io::ErrorKind::Interrupted.into())),
+        let copied = match self.copy_content(content, &to, || true) {
+            Ok(CopyEnd::Whole(bytes)) => return Ok(bytes),
+            Ok(CopyEnd::Stopped) => Err(failed(name, io::ErrorKind::Interrupted.into())),
+            Err(error) => Err(error),
+        };
+        // Nothing counts it.
+        let _ = unlinkat(dir, name, AtFlags::empty());
+        copied
+    }
+}
+
+/// Gives the name of a content file the rights, times and attributes that it has in the view.
+fn show_file(dir: &OwnedFd, name: &[u8], look: &EntryLook) -> Result<()> {
+    let stat = stat_of(dir, name).map_err(|e| failed(name, e))?;
+    if stat.st_size as u64 != look.size {
+        let what = format!(
+            "{}: its content file has {} bytes instead of {}: evict it, and stage it again",
+            name.escape_ascii(),
+            stat.st_size,
+            look.size
+        );
+        return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+    }
+    remove_other_xattrs(dir, name, look).and_then(|()| set_look(dir, name, look, &stat)).map_err(|e| failed(name, e))
+}
+
+/// Removes the attributes that an earlier view, or a scratch directory, left on a content file.
+fn remove_other_xattrs(dir: &OwnedFd, name: &[u8], look: &EntryLook) -> io::Result<()> {
+    let path = proc_path(dir, name);
+    for found in xattr_names(&path)? {
+        if look.xattrs.iter().all(|(known, _)| **known != *found) {
+            match lremovexattr(&*path, &*found) {
+                Ok(()) | Err(Errno::NODATA) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
+    Ok(())
 }
 
 /// Makes an entry without content. A directory is open to the daemon alone until [`finish_directory`].

@@ -1,5 +1,6 @@
 use super::*;
 use crate::ContentId;
+use crate::scratch::stat_of;
 use forebay_backends::{FileKind, Time};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ fn store() -> Store {
     lay_other(&view, TOP.as_bytes(), &look(FileKind::Directory, 0o755, 0)).unwrap();
     let top = open_in_view(&view, TOP.as_bytes()).unwrap();
     for name in [&b"f"[..], b"g"] {
-        let laid = store.lay_file(ContentId(7), (&top, name), &look(FileKind::File, 0o640, 5), false).unwrap();
+        let laid = store.lay_file(ContentId(7), 0, (&top, name), &look(FileKind::File, 0o640, 5), false).unwrap();
         assert_eq!(laid, LaidFile::Linked);
     }
     finish_directory(&view, TOP.as_bytes(), &look(FileKind::Directory, 0o750, 0)).unwrap();
@@ -93,7 +94,7 @@ fn a_file_that_has_a_record_is_not_counted_twice() {
 #[test]
 fn a_content_file_with_a_wrong_size_is_refused() {
     let Store { store, view, dir: _dir } = store();
-    let refused = store.lay_file(ContentId(7), (&view, b"h"), &look(FileKind::File, 0o644, 6), false).unwrap_err();
+    let refused = store.lay_file(ContentId(7), 0, (&view, b"h"), &look(FileKind::File, 0o644, 6), false).unwrap_err();
     assert!(refused.to_string().contains("5 bytes instead of 6"), "{refused}");
 }
 
@@ -101,7 +102,7 @@ fn a_content_file_with_a_wrong_size_is_refused() {
 fn two_views_of_a_file_end_one_after_the_other() {
     let Store { store, dir, .. } = store();
     let second = store.make_view(0, "view-2").unwrap();
-    store.lay_file(ContentId(7), (&second, TOP.as_bytes()), &look(FileKind::File, 0o604, 5), false).unwrap();
+    store.lay_file(ContentId(7), 0, (&second, TOP.as_bytes()), &look(FileKind::File, 0o604, 5), false).unwrap();
     store.discard_view(0, "view-1", 9).unwrap();
     store.remove_discarded_views().unwrap();
     let bytes = blocks(&store);
@@ -112,4 +113,62 @@ fn two_views_of_a_file_end_one_after_the_other() {
     store.discard_view(0, "view-2", 10).unwrap();
     store.remove_discarded_views().unwrap();
     assert_eq!((store.budget.used(), store.outlived_bytes()), (0, 0));
+}
+
+#[test]
+fn a_content_file_has_no_attribute_that_its_record_lacks() {
+    let Store { store, view, dir } = store();
+    let top = open_in_view(&view, TOP.as_bytes()).unwrap();
+    let with = |name: &[u8]| EntryLook {
+        xattrs: vec![(name.into(), b"value".as_slice().into())],
+        ..look(FileKind::File, 0o640, 5)
+    };
+    store.lay_file(ContentId(7), 0, (&top, b"h"), &with(b"user.old"), false).unwrap();
+    store.lay_file(ContentId(7), 0, (&top, b"i"), &with(b"user.new"), false).unwrap();
+    let path = dir.path().join("content/views/view-1/top/f");
+    let path = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
+    assert_eq!(crate::scratch::xattr_names(path).unwrap(), [b"user.new"]);
+}
+
+#[test]
+fn a_copy_that_cannot_be_shown_is_neither_there_nor_counted() {
+    let (root, memory) = (tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let dirs = [root.path().join("a"), memory.path().join("b")];
+    let store = ContentStore::open(&dirs, Some(1 << 30)).unwrap();
+    let content = store.create(ContentId(7)).unwrap();
+    std::io::Write::write_all(&mut &*content.file, b"bytes").unwrap();
+    let view = store.make_view(1, "view-1").unwrap();
+    let wrong = look(FileKind::File, 0o640, 6);
+    store.lay_file(ContentId(7), 1, (&view, b"f"), &wrong, true).unwrap_err();
+    assert!(stat_of(&view, b"f").is_err(), "the copy is there");
+    let right = look(FileKind::File, 0o640, 5);
+    assert!(matches!(store.lay_file(ContentId(7), 1, (&view, b"f"), &right, true), Ok(LaidFile::Copied(_))));
+}
+
+#[test]
+fn what_only_a_view_names_is_counted_in_the_tier_of_its_device() {
+    let root = tempfile::tempdir().unwrap();
+    let layout = |name: &str, dirs| crate::TierLayout {
+        name: name.into(),
+        dirs,
+        limit_bytes: Some(1 << 30),
+        high_watermark: 0.9,
+    };
+    let layouts = [layout("ssd", vec![root.path().join("ssd")]), layout("fast", Vec::new())];
+    let mut store = ContentStore::open(&[root.path().join("fast")], Some(1 << 30)).unwrap();
+    let number = store.add_tiers(&layouts, "me", |_| None, std::collections::BTreeSet::new()).unwrap()[0].number;
+    store.identify("me").unwrap();
+    let id = store.place(ContentId(7), 0);
+    let content = store.create(id).unwrap();
+    std::io::Write::write_all(&mut &*content.file, b"bytes").unwrap();
+    let bytes = content.file.metadata().unwrap().blocks() * 512;
+    store.account(id, 0, bytes);
+    let view = store.make_view(number, "view-1").unwrap();
+    store.lay_file(id, number, (&view, b"f"), &look(FileKind::File, 0o640, 5), false).unwrap();
+    let counted = || store.tiers().iter().map(|tier| tier.budget.used()).collect::<Vec<_>>();
+    store.remove_content(id, bytes).unwrap();
+    assert_eq!((counted(), store.budget.used()), (vec![bytes, 0], bytes));
+    store.discard_view(number, "view-1", 9).unwrap();
+    store.remove_discarded_views().unwrap();
+    assert_eq!((counted(), store.budget.used(), store.outlived_bytes()), (vec![0, 0], 0, 0));
 }

@@ -177,7 +177,7 @@ impl Inner {
                             tree.files += 1;
                             tree.bytes += bytes;
                             if let LaidFile::Copied(bytes) = laid {
-                                inner.store.count_copy(bytes);
+                                inner.store.count_copy(tree.device, bytes);
                                 tree.copied_bytes += bytes;
                             }
                         }
@@ -225,7 +225,7 @@ impl Inner {
                 () => self.not_staged(entry.ino),
             });
         }
-        let laid = self.store.lay_file(content, (dir, &entry.name), &look, tree.allow_copy)?;
+        let laid = self.store.lay_file(content, tree.device, (dir, &entry.name), &look, tree.allow_copy)?;
         Ok(Some((laid, look.size)))
     }
 

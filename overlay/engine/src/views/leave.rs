@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::{ContentId, Stamp};
+use forebay_cache::{Content, ContentId, Reservation, Stamp};
 use forebay_catalog::ContentRecord;
 
 use crate::contents::failed;
@@ -40,46 +40,13 @@ impl Inner {
             let space = self.reserve(bytes).await?;
             let (inner, node) = (self.clone(), node.clone());
             let left = blocking(move || {
-                let stamp = Stamp::of(&content.file)?;
                 let copy = inner.preallocated.take()?;
                 let copy_id = ContentId(copy.id);
-                inner.store.copy_content(id, &copy.file, || true)?;
-                if let Err(error) = inner.catalog.check_written_back(&content) {
-                    // What was copied may not be what was written.
-                    inner.give_up_unwritten(&node, id)?;
-                    return Err(error);
+                let left = inner.move_to_copy(&node, (id, &content, bytes), copy, space);
+                if !matches!(left, Ok(true)) {
+                    inner.trash.discard(copy_id, 0);
                 }
-                // The content may be the only copy.
-                copy.file.sync_data().map_err(failed)?;
-                let occupied = copy.file.metadata().map_err(failed)?.blocks() * 512;
-                let mut txn = Txn::begin(&inner);
-                let state = txn.state(node.ino)?;
-                let same = state.record.file.content() == Some(id) && Stamp::of(&content.file)? == stamp;
-                if !same || state.opens.any() || state.is_deleted() {
-                    return Ok(false);
-                }
-                let record = txn.record(node.ino)?;
-                record.file = record.file.moved(ContentId(copy.id))?;
-                let (atime, mtime) = (record.atime, record.mtime);
-                if record.file.is_dirty() {
-                    // The times of the content file are the truth.
-                    let meta = content.file.metadata().map_err(failed)?;
-                    let times = std::fs::FileTimes::new()
-                        .set_modified(meta.modified().map_err(failed)?)
-                        .set_accessed(meta.accessed().map_err(failed)?);
-                    copy.file.set_times(times).map_err(failed)?;
-                } else {
-                    crate::contents::set_mtime(&copy.file, atime, mtime)?;
-                }
-                let mut residency = ContentRecord::empty(node.ino, inner.catalog.epoch());
-                residency.bytes = occupied;
-                txn.put_content(node.ino, copy, residency)?;
-                txn.discard(id, bytes);
-                txn.commit()?;
-                inner.store.account_reserved(copy_id, 0, occupied, space.into());
-                inner.keep_open(node.ino);
-                inner.tell_kernel_inode(node.ino, true);
-                Ok(true)
+                left
             })
             .await?;
             if left {
@@ -87,5 +54,55 @@ impl Inner {
             }
         }
         Err(Error::new(ErrorKind::Busy, Side::Cache, format!("{}: changes all the time", self.display(node.ino))))
+    }
+
+    /// Copies what views show, and makes the copy the content of the file. Returns `false` if the file is in use, or was
+    /// changed meanwhile: then nothing has changed. Blocks.
+    fn move_to_copy(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        (id, content, bytes): (ContentId, &Arc<Content>, u64),
+        copy: Arc<Content>,
+        space: Reservation,
+    ) -> Result<bool> {
+        let stamp = Stamp::of(&content.file)?;
+        let copy_id = ContentId(copy.id);
+        self.store.copy_content(id, &copy.file, || true)?;
+        if let Err(error) = self.catalog.check_written_back(content) {
+            // What was copied may not be what was written.
+            self.give_up_unwritten(node, id)?;
+            return Err(error);
+        }
+        // The content may be the only copy.
+        copy.file.sync_data().map_err(failed)?;
+        let occupied = copy.file.metadata().map_err(failed)?.blocks() * 512;
+        let mut txn = Txn::begin(self);
+        let state = txn.state(node.ino)?;
+        let same = state.record.file.content() == Some(id) && Stamp::of(&content.file)? == stamp;
+        if !same || state.opens.any() || state.is_deleted() {
+            return Ok(false);
+        }
+        let record = txn.record(node.ino)?;
+        record.file = record.file.moved(copy_id)?;
+        let (atime, mtime) = (record.atime, record.mtime);
+        if record.file.is_dirty() {
+            // The times of the content file are the truth.
+            let meta = content.file.metadata().map_err(failed)?;
+            let times = std::fs::FileTimes::new()
+                .set_modified(meta.modified().map_err(failed)?)
+                .set_accessed(meta.accessed().map_err(failed)?);
+            copy.file.set_times(times).map_err(failed)?;
+        } else {
+            crate::contents::set_mtime(&copy.file, atime, mtime)?;
+        }
+        let mut residency = ContentRecord::empty(node.ino, self.catalog.epoch());
+        residency.bytes = occupied;
+        txn.put_content(node.ino, copy, residency)?;
+        txn.discard(id, bytes);
+        txn.commit()?;
+        self.store.account_reserved(copy_id, 0, occupied, space.into());
+        self.keep_open(node.ino);
+        self.tell_kernel_inode(node.ino, true);
+        Ok(true)
     }
 }
