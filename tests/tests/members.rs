@@ -15,7 +15,7 @@ use forebay_tests::servers::Server;
 use forebay_tests::servers::etcd::Etcd;
 use forebay_tests::servers::s3::Versitygw;
 
-/// SECURITY 20: "What another client of etcd writes beside the records of the members makes no member of it"
+/// SECURITY 20: "A record that another client of etcd writes does not become a member"
 #[test]
 fn a_record_in_etcd_without_the_code_of_the_token_makes_no_member() {
     const FILES: u64 = 12;

@@ -51,6 +51,10 @@ const NOT_PASSED: &[(&str, &str)] = &[
     ("304-etag-update-response-Set-Cookie", "a cookie is for one client, unless the response says `public`"),
     ("age-parse-prefix", "a response with two ages is stale; the suite wants the first one to count, here alone"),
     ("headers-store-Set-Cookie", "as above"),
+    (
+        "headers-store-Transfer-Encoding",
+        "the server names an unknown coding, so nothing tells whether the body is whole",
+    ),
     ("stale-close-must-revalidate", "the suite takes a 502 for a response from the cache, here and in the next three"),
     ("stale-close-no-cache", ""),
     ("stale-close-proxy-revalidate", ""),

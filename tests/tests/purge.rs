@@ -139,3 +139,17 @@ fn a_purge_ends_what_is_served_by_the_name_of_a_symlink() {
         }
     }
 }
+
+#[test]
+fn a_purge_without_an_answer_of_the_pool_fails_and_evicts_nothing() {
+    let place = Place::new();
+    fs::create_dir(place.pool().join("public")).unwrap();
+    fs::write(place.pool().join("public/f"), "one").unwrap();
+    // Longer than a confirmation waits for.
+    let node = immutable(&place, &["--throttle", "100MB/s,2500ms"]);
+    assert_eq!(read(&node, "/public/f"), (200, "one".to_owned()));
+    fs::write(place.pool().join("public/f"), "two, longer").unwrap();
+    let refused = node.get("/.forebay/purge/public/f", &["-X", "POST", "-H", OPERATOR]);
+    assert_eq!(refused.status, 504, "{} {}", refused.head, String::from_utf8_lossy(&refused.body));
+    assert_eq!(read(&node, "/public/f"), (200, "one".to_owned()), "its only copy stays");
+}

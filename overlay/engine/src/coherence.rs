@@ -334,7 +334,7 @@ impl Inner {
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
-        if age != Age::Now && self.pool_calls.health.is_slow() {
+        if !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
             return Ok(true);
         }
         if let Some(version) = known {
@@ -362,6 +362,15 @@ impl Inner {
             Err(e) if e.is_unreachable() => Ok(true),
             Err(e) => Err(e.context(&path)),
         }
+    }
+
+    /// Whether the pool was asked about an object since a moment, and has answered. What only this node has needs no answer.
+    pub(crate) fn is_known_since(&self, node: &Node, moment: Instant) -> bool {
+        let state = node.state.lock();
+        let is_own = !state.record.in_pool() || state.record.file.is_dirty() || state.is_unlinked(node.ino);
+        let is_confirmed = state.validated.is_some_and(|at| at >= moment);
+        drop(state);
+        is_own || is_confirmed || self.listed_since(node, moment.elapsed())
     }
 
     /// If the pool counts fewer names of an object than the catalog knows, another client removed some or gave them to

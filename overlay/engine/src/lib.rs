@@ -125,7 +125,7 @@ pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
 pub use peers::{Holding, Loan, PeerSource, PeerWish};
 pub use resident_tree::{ResidentDirectory, ResidentTree};
-pub use served::{Purged, Served, ServedEntry, ServedFile, UserGroups};
+pub use served::{Invalidations, Purged, Served, ServedEntry, ServedFile, UserGroups};
 pub use shares::{Shares, UserSlot};
 pub use staging::{parse_path, summary};
 pub use stored::NewFile;

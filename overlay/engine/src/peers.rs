@@ -111,7 +111,7 @@ impl Overlay {
     pub fn take_announcement(&self, path: &PoolPath) -> Result<()> {
         let forgotten = self.forget_announced(path);
         // At the end: until then, an open may find the state that is being forgotten.
-        self.inner.pool_calls.doubts.fetch_add(1, Ordering::AcqRel);
+        self.inner.pool_calls.invalidations.announcements.fetch_add(1, Ordering::AcqRel);
         forgotten
     }
 

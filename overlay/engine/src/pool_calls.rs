@@ -29,8 +29,37 @@ pub(crate) struct PoolCalls {
     pub moves: RwLock<()>,
     /// How many calls that move directories have begun, and have ended.
     dir_moves: (AtomicU64, AtomicU64),
-    /// How often a purge or another node has said that cached state may not hold.
-    pub doubts: AtomicU64,
+    pub invalidations: InvalidationCounters,
+}
+
+/// How often it was said that cached state may not hold any more.
+#[derive(Debug, Default)]
+pub(crate) struct InvalidationCounters {
+    pub purges: AtomicU64,
+    /// By other nodes that have changed the pool.
+    pub announcements: AtomicU64,
+}
+
+impl InvalidationCounters {
+    pub fn counts(&self) -> Invalidations {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        Invalidations { purges: get(&self.purges), announcements: get(&self.announcements) }
+    }
+}
+
+/// The counts at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Invalidations {
+    purges: u64,
+    announcements: u64,
+}
+
+impl Invalidations {
+    /// Returns whether a file that was opened at an earlier moment may still be served. For a file that does not change,
+    /// only a purge counts.
+    pub fn allow(self, opened: Self, is_immutable: bool) -> bool {
+        self.purges == opened.purges && (is_immutable || self.announcements == opened.announcements)
+    }
 }
 
 impl PoolCalls {

@@ -16,6 +16,7 @@ use super::{Content, Inner, Ino, Overlay};
 use crate::counters::{ChosenBy, ReadSource};
 pub use crate::permission::UserGroups;
 use crate::permission::{READ, SEARCH};
+pub use crate::pool_calls::Invalidations;
 
 /// The most symlinks on one path: Linux's MAXSYMLINKS.
 const SYMLINKS_MAX: u32 = 40;
@@ -157,35 +158,47 @@ impl Overlay {
     /// clean content.
     ///
     /// # Errors
-    /// `NotFound`, and errors of the pool.
+    /// `NotFound`, and errors of the pool; `Timeout` if it does not answer. Then some files may not have been asked about.
     pub async fn purge(&self, path: &PoolPath) -> Result<Purged> {
-        let doubts = &self.inner.pool_calls.doubts;
-        doubts.fetch_add(1, Ordering::AcqRel);
+        let purges = &self.inner.pool_calls.invalidations.purges;
+        purges.fetch_add(1, Ordering::AcqRel);
         let purged = self.purge_below(path).await;
         // What was opened meanwhile may be of before.
-        doubts.fetch_add(1, Ordering::AcqRel);
+        purges.fetch_add(1, Ordering::AcqRel);
         purged
     }
 
-    /// A number that changes with each purge, and when another node says that it has changed the pool. A file that was opened
-    /// while the number was another one must be opened again, however long it is fresh.
-    pub fn doubts(&self) -> u64 {
-        self.inner.pool_calls.doubts.load(Ordering::Acquire)
+    /// Numbers that change with each purge, and when another node says that it has changed the pool. A file that was
+    /// opened with other numbers must be opened again, however long it is fresh.
+    pub fn invalidations(&self) -> Invalidations {
+        self.inner.pool_calls.invalidations.counts()
     }
 
     async fn purge_below(&self, path: &PoolPath) -> Result<Purged> {
         let inner = &self.inner;
-        let age = Age::Purge(Instant::now());
+        let begun = Instant::now();
+        let age = Age::Purge(begun);
         let root = self.resolve_as(path, Ask::Names(age)).await?;
         let mut purged = Purged::default();
         for (ino, kind) in inner.tree(root, Ask::Names(age)).await? {
-            if kind != FileKind::File {
+            if kind == FileKind::Directory {
                 continue;
             }
             match inner.revalidate(ino, age).await {
                 Ok(()) => {}
                 Err(e) if e.is(ErrorKind::Stale) => continue,
                 Err(e) => return Err(e),
+            }
+            let node = match inner.node(ino) {
+                Err(e) if e.is(ErrorKind::Stale) => continue,
+                node => node?,
+            };
+            // Cached state may be shown while the pool is slow. A purge must not count on it.
+            if !inner.is_known_since(&node, begun) {
+                return Err(Error::new(ErrorKind::Timeout, Side::Pool, "it does not answer: purge again"));
+            }
+            if kind != FileKind::File {
+                continue;
             }
             purged.files += 1;
             match inner.evict_inode(ino, ChosenBy::Request) {

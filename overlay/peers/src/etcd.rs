@@ -73,6 +73,8 @@ pub struct EtcdMembers {
     settings: EtcdSettings,
     own: Member,
     peers: Arc<Peers>,
+    /// How many records were refused last, and the key of the first one.
+    refused: parking_lot::Mutex<(usize, String)>,
 }
 
 /// A connection to one server, with a lease.
@@ -104,7 +106,7 @@ struct StoredKey {
 
 impl EtcdMembers {
     pub fn new(settings: EtcdSettings, own: Member, peers: Arc<Peers>) -> Self {
-        Self { settings, own, peers }
+        Self { settings, own, peers, refused: parking_lot::Mutex::default() }
     }
 
     /// The token of the cluster, which may be another one after the peers file was read again.
@@ -251,11 +253,19 @@ impl<'a> LeaseSession<'a> {
         let answer = self.call("/v3/kv/range", &range).await?;
         let answer: StoredMembers = serde_json::from_value(answer).map_err(|e| e.to_string())?;
         let (mut members, token) = (Vec::new(), self.members.token());
+        let mut refused = (0, String::new());
         for stored in answer.kvs {
             match member_in(&self.members.settings, &token, &stored) {
                 Some(member) => members.push(member),
-                None => tracing::warn!(key = stored.key, "etcd: no member, or its record has another token's code"),
+                None if refused.0 == 0 => refused = (1, stored.key),
+                None => refused.0 += 1,
             }
+        }
+        // Once, not after each change in etcd.
+        let before = std::mem::replace(&mut *self.members.refused.lock(), refused.clone());
+        if refused.0 > 0 && refused != before {
+            let (count, key) = refused;
+            tracing::warn!(key, "etcd: {count} records are of no member, or have the code of another token");
         }
         self.members.peers.take_members(MemberSource::Etcd, members);
         Ok(answer.header.revision)

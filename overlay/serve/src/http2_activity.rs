@@ -67,12 +67,15 @@ impl Http2Activity {
     }
 
     /// Waits until the client has done nothing for too long. Of a connection of another version of HTTP, it waits for ever.
-    pub async fn until_over(&self, patience: Http2Patience) {
+    pub async fn until_over(&self, patience: Http2Patience) -> Http2End {
         self.0.begun.notified().await;
         loop {
-            let left = self.0.state.lock().left(patience, Instant::now());
+            let (left, end) = {
+                let state = self.0.state.lock();
+                (state.left(patience, Instant::now()), state.end())
+            };
             match left {
-                Some(Duration::ZERO) => return,
+                Some(Duration::ZERO) => return end,
                 Some(left) => tokio::time::sleep(left).await,
                 // Whatever ends this moves something, and begins another wait of this length at least.
                 None => tokio::time::sleep(patience.idle.min(patience.stalled)).await,
@@ -87,14 +90,27 @@ impl Http2Activity {
     }
 }
 
+/// Why a connection is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Http2End {
+    /// The client asks for nothing, and everything was sent.
+    Idle,
+    /// The client takes nothing of what waits for it.
+    Stalled,
+}
+
 impl ActivityState {
+    fn end(&self) -> Http2End {
+        if self.open == 0 && self.given <= self.sent { Http2End::Idle } else { Http2End::Stalled }
+    }
+
     /// Returns how long the connection may still be as it is; `None` while the responses wait for the pool.
     fn left(&self, patience: Http2Patience, now: Instant) -> Option<Duration> {
         let limit = match (self.open, self.unsent) {
             // The last pieces of responses that have ended may be unsent. Those that a client has cancelled count, too.
             (0, _) if self.given > self.sent => patience.stalled.max(patience.idle),
             (0, _) => patience.idle,
-            (_, 0) => return None,
+            (open, unsent) if unsent < open => return None,
             _ => patience.stalled,
         };
         Some(limit.saturating_sub(now.saturating_duration_since(self.moved)))
@@ -203,7 +219,10 @@ mod tests {
         one.given(100);
         let mut other = activity.open();
         other.wanted();
-        assert_eq!(left(&activity), Some(60), "one waits for the client, and the other one for the pool");
+        assert_eq!(left(&activity), None, "one waits for the client, but the other one for the pool");
+        other.given(1);
+        assert_eq!(left(&activity), Some(60), "both wait for the client");
+        other.wanted();
         one.wanted();
         assert_eq!(left(&activity), None, "both wait for the pool");
         one.given(50);

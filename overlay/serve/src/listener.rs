@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,16 +20,17 @@ use hyper::rt::{Read, Write};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 
 use super::body::ReplyBody;
 use super::content::reply::text;
-use super::http2_activity::{Http2Activity, Http2Patience};
+use super::http2_activity::{Http2Activity, Http2End, Http2Patience};
 use super::transport::{Patient, Plain, Windows};
 
 /// The pause after a connection could not be accepted: probably the process is out of descriptors.
@@ -161,12 +163,13 @@ impl Listener {
             match accepted {
                 Ok((stream, address, slot)) => {
                     let (door, tls, limits) = (door.clone(), self.tls.clone(), self.limits.clone());
-                    let (watcher, cut) = (graceful.watcher(), cut.clone());
+                    let (watcher, cut, stop) = (graceful.watcher(), cut.clone(), stop.clone());
                     let task = async move {
-                        let _slot = slot;
+                        // The shutdown waits for it.
+                        let _slot = (slot, watcher);
                         tokio::select! {
                             () = cut.cancelled() => {}
-                            () = connection(stream, address, tls, &limits, watcher, door) => {}
+                            () = connection(stream, address, tls, &limits, stop, door) => {}
                         }
                     };
                     tokio::spawn(task.boxed());
@@ -198,7 +201,7 @@ async fn connection(
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     limits: &ListenerLimits,
-    watcher: Watcher,
+    stop: CancellationToken,
     door: Arc<dyn Door>,
 ) {
     // Without it, the last packet of a response may wait for the client's delayed acknowledgement.
@@ -207,7 +210,7 @@ async fn connection(
         None => {
             let windows = Windows::default();
             let client = HttpClient { address, windows: Some(windows.clone()) };
-            exchange(Plain::new(stream, windows), Spoken::Any, client, limits, watcher, door).await
+            exchange(Plain::new(stream, windows), Spoken::Any, client, limits, stop, door).await
         }
         Some(tls) => match tokio::time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
@@ -216,7 +219,7 @@ async fn connection(
                     Some(b"h2") => Spoken::Http2,
                     _ => Spoken::Http1,
                 };
-                exchange(TokioIo::new(stream), spoken, client, limits, watcher, door).await
+                exchange(TokioIo::new(stream), spoken, client, limits, stop, door).await
             }
             Ok(Err(error)) => Err(format!("TLS: {error}")),
             Err(_) => Err("TLS: no handshake in time".to_owned()),
@@ -241,7 +244,7 @@ async fn exchange(
     spoken: Spoken,
     client: HttpClient,
     limits: &ListenerLimits,
-    watcher: Watcher,
+    stop: CancellationToken,
     door: Arc<dyn Door>,
 ) -> Result<(), String> {
     let mut builder = Builder::new(TokioExecutor::new());
@@ -287,11 +290,30 @@ async fn exchange(
         }
     });
     let io = Patient::new(io, (limits.head, limits.stalled), activity.clone(), spoken == Spoken::Http2);
-    let connection = builder.serve_connection(io, service).into_owned();
+    let mut connection = pin!(builder.serve_connection(io, service).into_owned());
     let patience = Http2Patience { idle: limits.head, stalled: limits.stalled };
-    tokio::select! {
-        ended = watcher.watch(connection) => ended.map_err(|error| error.to_string()),
-        () = activity.until_over(patience) => Err("the client asks for nothing, or takes nothing".to_owned()),
+    let mut over = pin!(activity.until_over(patience));
+    // Once it is to end, nothing more is accepted, and the client is told.
+    let mut ends_by = None;
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
+            () = stop.cancelled(), if ends_by.is_none() => ends_by = Some(Instant::now() + limits.ending),
+            end = over.as_mut(), if ends_by.is_none() => match end {
+                Http2End::Idle => ends_by = Some(Instant::now() + limits.stalled),
+                Http2End::Stalled => return Err("the client takes nothing".to_owned()),
+            },
+            () = sleep_until(ends_by) => return Err("the client does not end".to_owned()),
+        }
+        connection.as_mut().graceful_shutdown();
+    }
+}
+
+/// Waits until this moment; for ever if there is none.
+async fn sleep_until(moment: Option<Instant>) {
+    match moment {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

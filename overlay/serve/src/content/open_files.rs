@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side, Version};
-use forebay_engine::{Ino, Overlay, Served, ServedFile, UserGroups};
+use forebay_engine::{Ino, Invalidations, Overlay, Served, ServedFile, UserGroups};
 use futures::FutureExt;
 use headers::ETag;
 use http::HeaderValue;
@@ -61,8 +61,8 @@ pub enum Found {
 struct Kept {
     file: Arc<OpenFile>,
     confirmed: Option<Instant>,
-    /// [`Overlay::doubts`] before the file was opened.
-    doubts: u64,
+    /// Those before the file was opened.
+    invalidations: Invalidations,
     /// A request is asking the engine again.
     refreshing: Arc<AtomicBool>,
 }
@@ -105,9 +105,9 @@ impl ServedFiles {
 
     /// Returns a file that may be served without asking, and the mark of a refresh that the caller must begin.
     fn fresh(&self, path: &PoolPath) -> Option<(Found, Option<Arc<AtomicBool>>)> {
-        let doubts = self.shared.overlay.doubts();
+        let invalidations = self.shared.overlay.invalidations();
         let mut all = self.shared.kept.lock();
-        let kept = all.get(path).filter(|kept| kept.doubts == doubts)?;
+        let kept = all.get(path).filter(|kept| invalidations.allow(kept.invalidations, kept.file.is_immutable()))?;
         let age = kept.confirmed.map(|at| at.elapsed());
         let origin = match (kept.file.served.fresh_for, age) {
             (None, _) => AnswerOrigin::Fresh,
@@ -139,7 +139,7 @@ impl ServedFiles {
 
 impl Shared {
     async fn open(&self, path: &PoolPath) -> Result<Found> {
-        let doubts = self.overlay.doubts();
+        let invalidations = self.overlay.invalidations();
         let served = match self.overlay.open_path(path, &self.user).await {
             Ok(Served::File(served)) => served,
             Ok(Served::Directory(dir)) => {
@@ -159,7 +159,7 @@ impl Shared {
             (false, false) => AnswerOrigin::Unconfirmed,
         };
         let file = Arc::new(OpenFile::new(served, path)?);
-        let (file, confirmed) = self.keep(path, file, confirmed, doubts);
+        let (file, confirmed) = self.keep(path, file, confirmed, invalidations);
         Ok(Found::File { file, origin, confirmed })
     }
 
@@ -169,31 +169,34 @@ impl Shared {
     }
 
     /// Keeps a file open. Returns the one to serve, and when it was confirmed: the one that is open already, with its mapping,
-    /// if it is the same. `doubts`: [`Overlay::doubts`] before the file was opened. If that has changed, the file does not stay
-    /// open.
+    /// if it is the same. `opened`: the invalidations before the file was opened. If there were more since, the file does not
+    /// stay open.
     fn keep(
         &self,
         path: &PoolPath,
         file: Arc<OpenFile>,
         confirmed: Option<Instant>,
-        doubts: u64,
+        opened: Invalidations,
     ) -> (Arc<OpenFile>, Option<Instant>) {
         let mut all = self.kept.lock();
         let before = all.take(path);
-        if self.overlay.doubts() != doubts {
+        if !self.overlay.invalidations().allow(opened, file.is_immutable()) {
             drop(all);
             drop(before);
             return (file, confirmed);
         }
         let refreshing = before.as_ref().map(|kept| kept.refreshing.clone()).unwrap_or_default();
-        let of_version = before.as_ref().filter(|kept| kept.file.etag == file.etag && kept.doubts == doubts);
+        let of_version = before.as_ref().filter(|kept| kept.file.etag == file.etag && kept.invalidations == opened);
         let confirmed = confirmed.or(of_version.and_then(|kept| kept.confirmed));
         let file = match &before {
             Some(kept) if kept.file.is_same(&file) => kept.file.clone(),
             _ => file,
         };
-        let closed =
-            all.put(path.clone(), Kept { file: file.clone(), confirmed, doubts, refreshing }, file.served.size);
+        let closed = all.put(
+            path.clone(),
+            Kept { file: file.clone(), confirmed, invalidations: opened, refreshing },
+            file.served.size,
+        );
         drop(all);
         drop((before, closed));
         (file, confirmed)
@@ -216,6 +219,11 @@ impl OpenFile {
             mapped: OnceLock::new(),
             served,
         })
+    }
+
+    /// Whether the pool is never asked about it.
+    fn is_immutable(&self) -> bool {
+        self.served.fresh_for.is_none()
     }
 
     /// Whether both are the same bytes of the same content file.

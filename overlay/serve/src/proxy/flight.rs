@@ -196,12 +196,15 @@ impl Flight {
                 BodyEnd::Whole(None)
             }
             None => BodyEnd::Broken,
-            Some(_) if self.is_outdated() => BodyEnd::Whole(None),
             Some(file) => {
-                let stored = file.finish(&store, coming.head.clone()).await.unwrap_or_else(|e| {
-                    tracing::warn!("a response is not kept: {e}");
-                    None
-                });
+                // Before the look whether it is outdated: a removal after that counts for what is kept open.
+                let removals = store.removals();
+                let is_outdated = || self.is_outdated();
+                let stored =
+                    file.finish(&store, coming.head.clone(), removals, is_outdated).await.unwrap_or_else(|e| {
+                        tracing::warn!("a response is not kept: {e}");
+                        None
+                    });
                 if self.is_outdated() {
                     store.remove(&file.place).await;
                 }

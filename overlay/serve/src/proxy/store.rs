@@ -241,7 +241,8 @@ impl ResponseStore {
         let (parts, ()) = http::Response::new(()).into_parts();
         let varied = names.iter().map(|name| (name.clone(), None)).collect();
         let head = ResponseHead { marks: Some(since), ..ResponseHead::new(&parts, varied, SystemTime::now()) };
-        self.begin(ResponsePlace::of(target)).await?.finish(self, head).await?;
+        let removals = self.removals();
+        self.begin(ResponsePlace::of(target)).await?.finish(self, head, removals, || false).await?;
         Ok(())
     }
 
@@ -331,6 +332,11 @@ impl ResponseStore {
     pub fn tidy(&self, now: Instant) {
         let closed = self.open.lock().by_place.take_idle(now);
         drop(closed);
+    }
+
+    /// Returns the number of removals until now.
+    pub fn removals(&self) -> u64 {
+        self.open.lock().removals
     }
 
     /// Keeps a response open, unless responses were removed since then. A response that came later stays.
@@ -443,18 +449,27 @@ impl Unfinished {
         self.file.read(offset, len).await
     }
 
-    /// Ends the response: from now on, it is found. Returns it, if it is still resident.
+    /// Ends the response: from now on, it is found. Returns it, if it is still resident. `removals`: those of the store
+    /// before it was known that the response is not outdated.
     ///
     /// # Errors
     /// `NoSpace`, errors of the device.
-    pub async fn finish(&self, store: &ResponseStore, head: ResponseHead) -> Result<Option<Arc<Stored>>> {
+    pub async fn finish(
+        &self,
+        store: &ResponseStore,
+        head: ResponseHead,
+        removals: u64,
+        is_outdated: impl Fn() -> bool + Send,
+    ) -> Result<Option<Arc<Stored>>> {
         let (length, sum) = {
             let written = self.written.lock();
             (written.bytes, written.sum.finish())
         };
         let head = ResponseHead { sum, ..head };
         self.file.write(length, head.tail(length, 0).into()).await?;
-        let removals = store.open.lock().removals;
+        if is_outdated() {
+            return Ok(None);
+        }
         self.file.publish(self.place.name.as_bytes()).await?;
         // Another response may have taken the name meanwhile: this is about the one that was written.
         let file = self.file.reopen().await?;
