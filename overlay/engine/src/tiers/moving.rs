@@ -85,7 +85,7 @@ impl Inner {
     }
 
     /// Returns the content of a file if it may be moved.
-    fn movable(&self, node: &Node, state: &NodeState, reason: MoveReason) -> Option<ContentId> {
+    pub(super) fn movable(&self, node: &Node, state: &NodeState, reason: MoveReason) -> Option<ContentId> {
         let file = state.record.file;
         let id = file.content()?;
         let in_memory = self.store.is_volatile(id);

@@ -66,11 +66,19 @@ impl Inner {
         if self.has_left_memory(ino)? {
             return Ok(());
         }
-        if let Some((_, bytes)) = self.placed(ino) {
+        if let Some((_, bytes)) = self.placed(ino)
+            && self.is_movable(ino)?
+        {
             let to = self.tier_for_only_copy(bytes)?;
             self.move_placed(ino, to)?;
         }
         self.has_left_memory(ino).map(drop)
+    }
+
+    fn is_movable(&self, ino: Ino) -> Result<bool> {
+        let Some(node) = self.present(ino)? else { return Ok(false) };
+        let state = node.state.lock();
+        Ok(self.movable(&node, &state, MoveReason::Placement).is_some())
     }
 
     /// Returns whether content in memory is not the only copy of a file, and notes it.
@@ -94,6 +102,10 @@ impl Inner {
             !of_tier.is_volatile && of_tier.has_room(bytes) && self.store.takes_content(*tier)
         };
         let fits = (0..self.store.tiers().len()).find(has_room);
+        if bytes > self.room_after_eviction() {
+            // All clean content would not suffice: it stays.
+            return Ok(fits.unwrap_or_else(|| self.store.tier_for_writes()));
+        }
         if fits.is_none() {
             self.make_room_in(self.store.last_tier(), bytes)?;
             self.trash.drain();
