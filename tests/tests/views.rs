@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{Answer, forebay, need, run, spawn, wait_until};
+use forebay_tests::scratch::{commit, create, merge, scratch};
 use forebay_tests::settings::seed;
 use forebay_tests::users::{U1, U2};
 use rand::{Rng, SeedableRng};
@@ -406,30 +407,21 @@ fn a_later_view_shows_no_rights_that_were_taken_away() {
 #[test]
 fn a_commit_over_a_file_that_a_view_shows_is_refused() {
     let mount = mount();
-    fs::write(mount.pool("model"), "old").unwrap();
-    stage(&mount, &[], "model").ok();
-    assert!(is_mounted(&mount.path("model")));
-    let dir = run(
-        Command::new(forebay()).args(["scratch", "create", "--job", "j", "--mount"]).arg(mount.place.mnt()),
-        COMMAND,
-    )
-    .ok();
-    let new = Path::new(dir.out.trim()).join("model");
-    fs::write(&new, "new").unwrap();
-    let over = || run(Command::new(forebay()).args(["scratch", "commit"]).arg(&new).arg(mount.path("model")), COMMAND);
-    let refused = over();
-    assert!(refused.code != Some(0) && refused.err.contains("view end"), "{refused}");
-    let merged = run(
-        Command::new(forebay()).args(["scratch", "commit", "--merge"]).arg(dir.out.trim()).arg(mount.path("")),
-        COMMAND,
-    );
-    assert!(merged.code != Some(0) && merged.err.contains("view end"), "{merged}");
-    assert!(is_mounted(&mount.path("model")));
-    assert_eq!(fs::read(mount.path("model")).unwrap(), b"old", "a view is a snapshot");
-    end(&mount, "model");
-    over().ok();
-    assert_eq!(fs::read(mount.path("model")).unwrap(), b"new");
-    run(Command::new(forebay()).args(["scratch", "discard"]).arg(dir.out.trim()), COMMAND).ok();
+    fs::create_dir(mount.pool("d")).unwrap();
+    fs::write(mount.pool("d/model"), "old").unwrap();
+    stage(&mount, &[], "d/model").ok();
+    assert!(is_mounted(&mount.path("d/model")));
+    let dir = create(&mount, &["--job", "j"]);
+    fs::write(dir.join("model"), "new").unwrap();
+    for refused in [commit(&mount, &dir.join("model"), "d/model"), merge(&mount, &dir, "d")] {
+        assert!(refused.code != Some(0) && refused.err.contains("view end"), "{refused}");
+    }
+    assert!(is_mounted(&mount.path("d/model")));
+    assert_eq!(fs::read(mount.path("d/model")).unwrap(), b"old", "a view is a snapshot");
+    end(&mount, "d/model");
+    commit(&mount, &dir.join("model"), "d/model").ok();
+    assert_eq!(fs::read(mount.path("d/model")).unwrap(), b"new");
+    scratch(&mount, "discard", &[dir.to_str().unwrap()]).ok();
 }
 
 #[test]

@@ -228,7 +228,7 @@ mod tests {
         one.given(50);
         drop((one, other));
         assert_eq!(left(&activity), Some(60), "the last pieces are unsent");
-        activity.sent(150);
+        activity.sent(151);
         assert_eq!(left(&activity), Some(30));
         let state = activity.0.state.lock();
         assert_eq!((state.open, state.unsent), (0, 0));
