@@ -45,7 +45,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-slow-pool bench-policy lint deny advisories nightly mutants deps man schema install clean
+.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-slow-pool bench-policy lint deny advisories nightly mutants mutants-of-mounts deps man schema install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -58,6 +58,7 @@ help:
 	@echo "make test-slurm24   the tests of jobs with Slurm 24.11, on Debian"
 	@echo "make nightly the long randomised runs"
 	@echo "make mutants which changes of the code no unit test notices (MUTANTS=\"-p CRATE -f FILE\")"
+	@echo "make mutants-of-mounts  the same with the tests of mounts (MUTANT_MINUTES=60 MUTANT_TESTS=\"NAME ...\")"
 	@echo "make man     manual pages and completions, from the command line's description"
 	@echo "make schema  docs/api.schema.json, from the types of the control socket"
 	@echo "make install to \$$(DESTDIR)\$$(PREFIX)"
@@ -188,6 +189,16 @@ mutants: $(TOOLS)/cargo-mutants
 	@mkdir -p $(CARGO_TARGET_DIR)/mutants
 	@CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/mutants/target $(CARGO) mutants --profile release --baseline skip --timeout 120 \
 		--output $(CARGO_TARGET_DIR)/mutants $(MUTANTS) -- --lib
+
+# The same for the bodies of functions alone, but all in one program, each behind a switch, so that the tests of mounts run
+# against them, too: against changes taken at random, for MUTANT_MINUTES after the build. MUTANT_TESTS: names of test
+# programs, beside the unit tests; all, if there are none. Of what is committed. The lists are in mutants/found of the
+# target directory: what no test reaches, what none notices, what one notices.
+MUTANT_MINUTES ?= 60
+MUTANT_TESTS ?=
+mutants-of-mounts: $(TOOLS)/cargo-mutants
+	@packaging/deps build test
+	@tests/mutants/run $(CARGO_TARGET_DIR)/mutants $(MUTANT_MINUTES) $(MUTANT_TESTS)
 
 deny: $(TOOLS)/cargo-deny
 	@timeout 600 $(CARGO) deny --all-features check licenses bans sources
