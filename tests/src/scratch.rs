@@ -39,3 +39,11 @@ pub fn listed(mount: &Mount) -> Vec<Value> {
     command.args(["--json", "scratch", "list", "--mount"]).arg(mount.place.mnt());
     run(&mut command, COMMAND).ok().out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
+
+/// Runs `forebay job VERB ID`, which must succeed: the allocation of a scratch directory has its name.
+#[track_caller]
+pub fn job(mount: &Mount, verb: &str, id: &str, more: &[&str]) {
+    let mut command = Command::new(forebay());
+    command.args(["job", verb, id, "--mount"]).arg(mount.place.mnt()).args(more);
+    run(&mut command, COMMAND).ok();
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{forebay, run, wait_until};
-use forebay_tests::scratch::{commit, create, listed, merge, scratch};
+use forebay_tests::scratch::{commit, create, job, listed, merge, scratch};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
 use forebay_tests::settings::{number, seed};
@@ -536,11 +536,7 @@ fn a_directory_stays_until_it_is_discarded_or_its_allocation_ends() {
     fs::write(dir.join("g"), "written without a daemon").unwrap();
     mount.mount();
     commit(&mount, &dir.join("g"), "g").ok();
-    let job = |verb: &str, more: &[&str]| {
-        let mut command = std::process::Command::new(forebay());
-        command.args(["job", verb, "j", "--mount"]).arg(mount.place.mnt()).args(more);
-        run(&mut command, COMMAND).ok();
-    };
+    let job = |verb: &str, more: &[&str]| job(&mount, verb, "j", more);
     job("begin", &[]);
     job("start", &[]);
     assert!(dir.exists());

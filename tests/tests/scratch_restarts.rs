@@ -3,9 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use forebay_tests::mount::{COMMAND, Mount, Options, Place};
-use forebay_tests::process::{forebay, run};
-use forebay_tests::scratch::{commit, create, listed, scratch};
+use forebay_tests::mount::{Mount, Options, Place};
+use forebay_tests::scratch::{commit, create, job, listed, scratch};
 
 /// Nothing is flushed that no request asks for.
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
@@ -16,11 +15,7 @@ fn results_of_an_ended_job_stay_when_the_daemon_starts_again() {
     let mount = Mount::new(Options::policy(MANUAL));
     let dir = create(&mount, &["--job", "j"]);
     fs::write(dir.join("f"), "x").unwrap();
-    let job = |verb: &str, more: &[&str]| {
-        let mut command = std::process::Command::new(forebay());
-        command.args(["job", verb, "j", "--mount"]).arg(mount.place.mnt()).args(more);
-        run(&mut command, COMMAND).ok();
-    };
+    let job = |verb: &str, more: &[&str]| job(&mount, verb, "j", more);
     job("begin", &[]);
     job("start", &[]);
     // As the epilog of a job whose results could not be committed.
