@@ -88,6 +88,12 @@ impl Mount {
         self.run(|forebay| forebay.arg("flush").arg("--wait").arg(&self.point)).map(drop)
     }
 
+    /// Returns the bytes that the daemon has sent to the pool.
+    pub fn pool_written_bytes(&self) -> Result<u64> {
+        let status: serde_json::Value = serde_json::from_str(&self.status()?)?;
+        Ok(status["counters"]["pool_written_bytes"].as_u64().ok_or("forebay status does not tell what it has sent")?)
+    }
+
     /// Returns the seconds of processor time that the daemon has used.
     pub fn cpu_secs(&self) -> Result<f64> {
         let mut ticks = 0;
@@ -134,9 +140,12 @@ impl Mount {
     }
 
     fn state(&self) -> Result<serde_json::Value> {
-        let status = self.run(|forebay| forebay.arg("status").arg("--json").arg(&self.point))?;
-        let mut status: serde_json::Value = serde_json::from_str(&status)?;
+        let mut status: serde_json::Value = serde_json::from_str(&self.status()?)?;
         Ok(status["state"].take())
+    }
+
+    fn status(&self) -> Result<String> {
+        self.run(|forebay| forebay.arg("status").arg("--json").arg(&self.point))
     }
 
     fn run(&self, arguments: impl FnOnce(&mut Command) -> &mut Command) -> Result<String> {

@@ -1,5 +1,6 @@
 //! The rows of the table in docs/BENCHMARKS.md, in its order.
 
+mod checkpoints;
 mod content;
 mod daemon;
 mod libfuse;
@@ -32,7 +33,7 @@ impl Bench {
     /// the other groups.
     pub fn run(&mut self) -> Result<()> {
         type Group = fn(&mut Bench) -> Result<()>;
-        let groups: [(&str, Group); 19] = [
+        let groups: [(&str, Group); 20] = [
             ("read", content::read),
             ("random", content::random),
             ("write", content::write),
@@ -44,6 +45,7 @@ impl Bench {
             ("daemon-cpu", daemon::cpu),
             ("create", names::create_and_unlink),
             ("libfuse-create", libfuse::create),
+            ("checkpoints", checkpoints::absorb),
             ("scratch", scratch::speed),
             ("scratch-commit", scratch::commit),
             ("view", views::speed),

@@ -135,6 +135,16 @@ impl Place {
         dir
     }
 
+    /// Prints the end of the log of each mount below this place.
+    fn show_logs(&self) {
+        const SHOWN: usize = 8000;
+        for entry in registry::entries().into_iter().filter(|e| e.mountpoint().starts_with(self.root.path())) {
+            let log = fs::read_to_string(entry.runtime.log()).unwrap_or_default();
+            let skip = log.char_indices().rev().nth(SHOWN).map_or(0, |(at, _)| at);
+            println!("--- log of {}\n{}", entry.mountpoint().display(), &log[skip..]);
+        }
+    }
+
     /// Returns the mountpoint and type of everything that is mounted below this place in this thread's namespace,
     /// innermost first. Paths of places need no decoding.
     fn mounted(&self) -> Vec<(PathBuf, String)> {
@@ -149,6 +159,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.show_logs();
+        }
         for (mountpoint, _) in self.mounted().into_iter().filter(|(_, kind)| kind == mounts::FS_TYPE) {
             let umount = process::spawn(Command::new(process::forebay()).arg("umount").arg(mountpoint));
             if let Ok(mut umount) = umount

@@ -66,6 +66,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Answer {
     let out = drain(child.stdout.take());
     let err = drain(child.stderr.take());
     let status = wait(&mut child, limit);
+    let waits_in = if status.is_none() { kernel_stacks(child.id()) } else { String::new() };
     if status.is_none() {
         kill_group(child.id());
         wait(&mut child, Duration::from_secs(5));
@@ -77,8 +78,18 @@ pub fn run(command: &mut Command, limit: Duration) -> Answer {
         err: collect(err),
         took: started.elapsed(),
     };
-    assert!(status.is_some(), "not done within {limit:?}: {answer}");
+    assert!(status.is_some(), "not done within {limit:?}: {answer}\n{waits_in}");
     answer
+}
+
+/// Returns what each thread of a process waits for in the kernel.
+fn kernel_stacks(pid: u32) -> String {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let shown = threads.map(|thread| {
+        let stack = std::fs::read_to_string(thread.path().join("stack")).unwrap_or_default();
+        format!("--- kernel stack of {}\n{stack}", thread.file_name().display())
+    });
+    shown.collect()
 }
 
 /// Starts one program at a time. Until a child has begun its program, it has all open files of this process, including

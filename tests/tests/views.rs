@@ -163,7 +163,7 @@ fn a_view_goes_on_showing_what_it_showed() {
     let id = listed(&mount)[0]["id"].as_str().unwrap().to_owned();
     // Neither eviction nor a release.
     mount.forebay(["evict"], &[&mount.place.mnt()]).ok();
-    let kept = mount.forebay(["release", "--owner", &id], &[]);
+    let kept = mount.forebay(["release", "--owner", &id], &[&mount.place.mnt()]);
     assert!(kept.code == Some(OTHER) && kept.out.contains("view end"), "{kept:?}");
     assert_eq!(seen(&mount.path("data")), was);
     // Other clients of the pool.
