@@ -13,7 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay_api::peers::ClusterShare;
 use forebay_daemon::config::ThrottleConfig;
 
 pub use batch::{
@@ -299,11 +300,34 @@ pub struct StageArgs {
     /// End after this time, such as 90s, with what is resident by then. For COMMAND, start no fetch that takes longer.
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     pub within: Option<Duration>,
+    /// Stage on the nodes of the mount's cluster, this one among them, and not only here. A lease belongs to the same owner on
+    /// each node, and ends on each of them by itself.
+    #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "each",
+          conflicts_with_all = ["command", "view"])]
+    pub cluster: Option<ShareChoice>,
     /// Show what would be fetched, and whether it fits.
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
     pub view: ViewArgs,
+}
+
+/// What each node stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ShareChoice {
+    /// Each node that may have content of the pool stages everything.
+    Each,
+    /// Each node stages the ranges of which it is the first owner. Of files of more than 64 MiB, these get no lease.
+    Owners,
+}
+
+impl From<ShareChoice> for ClusterShare {
+    fn from(choice: ShareChoice) -> Self {
+        match choice {
+            ShareChoice::Each => Self::Each,
+            ShareChoice::Owners => Self::Owners,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

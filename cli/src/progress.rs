@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use forebay_api::foresight::PlannedFile;
 use forebay_api::operator::{Progress, Summary};
+use forebay_api::peers::{MemberStage, MemberStageState};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
@@ -90,6 +91,24 @@ pub fn summarise(summary: &Summary, verb: Verb, dry_run: bool, output: &Output) 
     if let Some(message) = &summary.message {
         output.line(format!("  {message}"));
     }
+    for member in &summary.members {
+        output.line(format!("  {}", told(member, verb, dry_run)));
+    }
+}
+
+/// One line on what a member of the cluster did.
+fn told(member: &MemberStage, verb: Verb, dry_run: bool) -> String {
+    let MemberStage { node, state, files, bytes, failed, message, .. } = member;
+    let would = if dry_run && *state == MemberStageState::Staged { "would be " } else { "" };
+    let mut line =
+        format!("{node}: {would}{}: {}, {}", state.name(), values::counted(*files, verb.of), values::bytes(*bytes));
+    if *state == MemberStageState::Incomplete {
+        line += &format!("; {} FAILED", values::counted(*failed, verb.of));
+    }
+    if let Some(message) = message {
+        line += &format!(": {}", values::shown(message));
+    }
+    line
 }
 
 fn bar(verb: Verb, output: &Output) -> ProgressBar {

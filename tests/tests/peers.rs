@@ -527,7 +527,7 @@ fn the_door_is_closed_without_the_token_and_bad_requests_are_refused() {
     };
     let long = "a/".repeat(200) + "b\n";
     for (token, body, status) in [
-        ("X: y", "f\n", "400"),
+        ("X: y", "f\n", "401"),
         (token.trim_end(), "f\nnot/there\n%2e%2e/x\n../x\n%00\n\n", "200"),
         (token.trim_end(), &long, "200"),
         (token.trim_end(), &long.repeat(164), "400"),

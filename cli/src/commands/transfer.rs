@@ -1,8 +1,8 @@
 //! `forebay stage`, `flush` and `evict`: long operations that move bytes.
 
 use forebay_api::operator::{EvictRequest, FlushRequest, ReleaseRequest, StageRequest};
-use forebay_daemon::Failure;
 use forebay_daemon::protocol::Request;
+use forebay_daemon::{Failure, FailureKind};
 
 use super::view;
 use crate::args::{self, PathArgs};
@@ -44,6 +44,7 @@ pub fn stage(args: args::StageArgs, output: &Output) -> Result<Exit, Failure> {
             lease_secs: args.lease.map(|l| l.as_secs()),
             bytes_per_second: args.rate,
             within_ms: args.within.map(|within| u64::try_from(within.as_millis()).unwrap_or(u64::MAX)),
+            cluster: args.cluster.map(Into::into),
             dry_run: args.dry_run,
         })
     })
@@ -85,7 +86,17 @@ fn on_each(
         if several {
             output.heading(entry.mountpoint());
         }
-        let summary = progress::follow(&entry, &request(paths), verb, output)?;
+        let request = request(paths);
+        let summary = progress::follow(&entry, &request, verb, output)?;
+        let is_for_cluster = matches!(&request, Request::Stage(stage) if stage.cluster.is_some());
+        if is_for_cluster && summary.members.is_empty() {
+            // An older daemon ignores the field that it does not know.
+            let daemon = &entry.state.version;
+            let what =
+                format!("the daemon (forebay {daemon}) has staged on this node only: it does not know --cluster");
+            return Err(Failure::new(FailureKind::Incomplete, what)
+                .remedy("`umount --flush`, and mount again with this version of forebay"));
+        }
         progress::summarise(&summary, verb, dry_run, output);
         Ok(match summary.refused {
             Some(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => Exit::Incomplete,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::foresight::PlannedFile;
 use crate::jobs::ObserverStatus;
+use crate::peers::{ClusterShare, MemberStage};
 
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
 pub type TypedPath = String;
@@ -33,6 +34,9 @@ pub struct StageRequest {
     /// Milliseconds after which staging stops, complete or not. `None`: when everything is resident.
     #[serde(default)]
     pub within_ms: Option<u64>,
+    /// What each member of the cluster stages. `None`: only the node that gets the request stages, and all of it.
+    #[serde(default)]
+    pub cluster: Option<ClusterShare>,
     pub dry_run: bool,
 }
 
@@ -72,6 +76,7 @@ pub struct ReleaseRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Progress {
+    /// Comes again, with the sum, when a further member of a cluster has planned.
     Planned {
         files: u64,
         bytes: u64,
@@ -105,6 +110,10 @@ pub struct Summary {
     /// The errno with which the whole request was refused before anything was done.
     #[serde(default)]
     pub refused: Option<i32>,
+    /// Of a stage on a cluster, what each member did. The other fields are sums over them; a member that failed as a whole
+    /// counts as one failed file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberStage>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -61,3 +61,61 @@ pub enum PeerState {
     /// It failed a short while ago, and is not asked for a while.
     Suspected,
 }
+
+/// What each member of a cluster stages of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum ClusterShare {
+    /// Each member that may have content of the pool stages everything.
+    Each,
+    /// Each member stages the ranges of which it is the first owner. Of a file with several first owners, the ranges get no
+    /// lease.
+    Owners,
+}
+
+/// What one member did of a stage on a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MemberStage {
+    pub node: String,
+    pub state: MemberStageState,
+    /// Files that are staged there. A file with several first owners counts for each of them.
+    pub files: u64,
+    /// Bytes that were not resident there before.
+    pub bytes: u64,
+    pub failed: u64,
+    pub elapsed_ms: u64,
+    /// Why not everything is staged, or what else the member says.
+    pub message: Option<String>,
+}
+
+/// How the stage of one member ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum MemberStageState {
+    /// With `dry_run`: it would be staged.
+    Staged,
+    /// Some files are not staged.
+    Incomplete,
+    /// The member refused the whole request.
+    Refused,
+    /// There is no connection to the member, or it broke.
+    Unreachable,
+    /// The member was silent for too long.
+    TimedOut,
+}
+
+impl MemberStageState {
+    /// Returns the name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Staged => "staged",
+            Self::Incomplete => "incomplete",
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+            Self::TimedOut => "timed out",
+        }
+    }
+}

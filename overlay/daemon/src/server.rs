@@ -180,7 +180,13 @@ async fn carry_out(
         }
         Request::Stage(mut request) => {
             request.invocation = request.invocation.map(|invocation| by(client, invocation));
-            out.forward(in_engine(engine, || overlay.stage(request))).await?;
+            match request.cluster {
+                None => out.forward(in_engine(engine, || overlay.stage(request))).await?,
+                Some(share) => {
+                    let peers = peers_of(facts)?;
+                    out.forward(in_engine(engine, || peers.stage(share, request, overlay))?).await?;
+                }
+            }
         }
         Request::Flush(request) => out.forward(in_engine(engine, || overlay.flush(request))).await?,
         Request::Evict(request) => out.forward(in_engine(engine, || overlay.evict(request))).await?,
@@ -266,11 +272,7 @@ async fn carry_out(
             out.send(&done.map_err(refused)?).await?;
         }
         Request::Peers => {
-            let peers = facts.peers.as_ref().ok_or_else(|| {
-                Failure::usage(format!("{} has no peers", facts.mountpoint))
-                    .remedy("mount it with --peers FILE; docs/CLUSTER.md shows what the file has")
-            })?;
-            out.send(&Reply::Peers(Box::new(peers.status()))).await?;
+            out.send(&Reply::Peers(Box::new(peers_of(facts)?.status()))).await?;
         }
         Request::PoolCalls => out.send(&Reply::PoolCalls(Box::new(facts.pool_calls.snapshot()))).await?,
         Request::Sample { interval_ms } => {
@@ -316,6 +318,13 @@ fn owner(client: &UCred) -> Result<Process, Failure> {
     let pid = client.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     pid.map(Process::of)
         .ok_or_else(|| Failure::usage("the daemon cannot identify the caller: it is in another container"))
+}
+
+fn peers_of(facts: &Facts) -> Result<&Arc<Peers>, Failure> {
+    facts.peers.as_ref().ok_or_else(|| {
+        Failure::usage(format!("{} has no peers", facts.mountpoint))
+            .remedy("mount it with --peers FILE; docs/CLUSTER.md shows what the file has")
+    })
 }
 
 fn unknown_job(id: &str) -> Failure {

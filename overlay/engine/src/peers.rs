@@ -34,6 +34,10 @@ pub trait PeerSource: Send + Sync + 'static {
     /// asked for what did not come.
     fn stream(&self, wish: PeerWish) -> BoxFuture<'_, Option<ContentStream>>;
 
+    /// Returns the ranges of a version of a file of which this node is the first owner, in their order. Ranges that follow
+    /// each other are one range; an empty file has one empty range.
+    fn first_owned(&self, path: &PoolPath, version: &Version) -> Vec<Range<u64>>;
+
     /// Tells the other nodes that this one has changed an object of the pool, or a name. Does not wait, and may be lost.
     fn announce(&self, path: &PoolPath);
 }

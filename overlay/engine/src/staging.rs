@@ -1,5 +1,6 @@
 //! What operators do: stage, flush, evict. Each operation is a stream of progress that ends with a summary.
 
+mod cluster_share;
 pub mod leases;
 mod paths;
 mod reporter;
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_api::operator::{EvictRequest, FlushRequest, Progress, StageRequest, Summary};
+use forebay_api::peers::ClusterShare;
 use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_prefetch::plan::StagingRefusal;
@@ -27,6 +29,7 @@ use crate::counters::ChosenBy;
 use crate::fetch::FetchPriority;
 use crate::quotas::StageUnderWay;
 use crate::space::eviction::KeepReason;
+use cluster_share::FileShare;
 use leases::Staging;
 pub use paths::parse_path;
 use reporter::{Reporter, reported};
@@ -44,6 +47,7 @@ struct StagingTerms<'a> {
     is_jobs: bool,
     expires_unix: Option<u64>,
     rate: Option<Rate>,
+    cluster: Option<ClusterShare>,
 }
 
 /// What a request asks for.
@@ -67,7 +71,8 @@ async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Op
 
 impl Overlay {
     /// Fetches files and leases them. `Done` with `failed == 0` means that every requested byte is resident and leased.
-    /// Ends when the receiver is dropped, or when its time is up: files that are whole by then stay, leased.
+    /// Ends when the receiver is dropped, or when its time is up: files that are whole by then stay, leased. Of a request for
+    /// a cluster, stages the share of this node, and asks no other node.
     pub fn stage(&self, request: StageRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let (reporter, receiver) = Reporter::new();
         let stop = CancellationToken::new();
@@ -123,14 +128,14 @@ impl Overlay {
         };
         let ToStage { mut files, declared, arrived, mut message } = found?;
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
-        let _counted = self.keep_to_quota(&mut files, declared, owner, request.dry_run, &mut message).await?;
+        let _counted = self.keep_to_quota(&mut files, declared, owner, request, &mut message).await?;
         let (mut missing, mut total) = (0, 0);
         for ino in &files {
             consume_budget().await;
             let Some(node) = inner.node_unless_gone(*ino)? else { continue };
-            let size = inner.attr_of(&node)?.size;
-            total += size;
-            missing += size.saturating_sub(inner.resident_bytes(&node, size)?);
+            let (bytes, absent) = inner.bytes_of_share(&node, &inner.share_of(&node, request.cluster)?)?;
+            total += bytes;
+            missing += absent;
         }
         let came = files.iter().filter_map(|ino| arrived.get(ino)).sum::<u64>();
         reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing + came });
@@ -149,6 +154,7 @@ impl Overlay {
             is_jobs,
             expires_unix: request.lease_secs.map(|secs| unix_now().saturating_add(secs)),
             rate: request.bytes_per_second.map(Rate::per_second),
+            cluster: request.cluster,
         };
         let settled = &AtomicU64::new(0);
         let arrived = &arrived;
@@ -183,7 +189,7 @@ impl Overlay {
         files: &mut Vec<Ino>,
         declared: usize,
         owner: &str,
-        rehearses: bool,
+        request: &StageRequest,
         message: &mut Option<String>,
     ) -> Result<Option<StageUnderWay>> {
         if self.inner.policy().quotas.is_empty() || owner.is_empty() {
@@ -193,10 +199,10 @@ impl Overlay {
         for ino in files.iter() {
             consume_budget().await;
             let node = self.inner.node_unless_gone(*ino)?;
-            let size = node.map(|node| self.inner.attr_of(&node)).transpose()?.map_or(0, |attr| attr.size);
-            sizes.push((*ino, size));
+            let leased = node.map(|node| self.inner.bytes_to_lease(&node, request.cluster)).transpose()?;
+            sizes.push((*ino, leased.unwrap_or_default()));
         }
-        let (inner, owner) = (self.inner.clone(), owner.to_owned());
+        let (inner, owner, rehearses) = (self.inner.clone(), owner.to_owned(), request.dry_run);
         let allowed = super::blocking(move || inner.allow_stage(&owner, sizes, declared, rehearses)).await?;
         let left_out = files.len() - allowed.files;
         if left_out > 0 {
@@ -215,12 +221,14 @@ impl Overlay {
         reporter: &Reporter,
     ) -> Result<ToStage> {
         let arrivals = Arrivals::default();
-        // Contents that come with a listing arrive at full speed, so they are not requested if there is a rate.
-        let ask = match request.dry_run || request.bytes_per_second.is_some() {
+        // Contents that come with a listing arrive at full speed, so they are not requested if there is a rate. They come
+        // from the pool, so each member of a cluster would read them there again.
+        let ask = match request.dry_run || request.bytes_per_second.is_some() || request.cluster.is_some() {
             true => Ask::Names(Age::Since(begun)),
             false => Ask::Contents(Age::Since(begun), &arrivals),
         };
         let mut files = self.files_of(&request.paths, ask, reporter).await?;
+        self.inner.keep_share(&mut files, request.cluster).await?;
         let (declared, mut message) = (files.len(), None);
         if let Some(invocation) = &request.invocation {
             message = self.add_foreseen(&mut files, invocation, until, request, reporter).await?;
@@ -284,6 +292,9 @@ impl Overlay {
         consume_budget().await;
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        if let FileShare::Ranges(_) = inner.share_of(&node, terms.cluster)? {
+            return self.stage_ranges(&node, terms).await;
+        }
         let known = inner.attr_of(&node)?.size;
         let here = inner.resident_bytes(&node, known)?;
         let staging = Staging::begin(inner, &node, terms.owner, terms.is_jobs);
@@ -298,9 +309,7 @@ impl Overlay {
             staging.lease(size, terms.expires_unix)?;
             Ok(Some(size.saturating_sub(here)))
         };
-        let changes =
-            || Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", inner.display(ino)));
-        inner.fetch_current(ino, terms.begun, attempt).await?.ok_or_else(changes)
+        inner.fetch_current(ino, terms.begun, attempt).await?.ok_or_else(|| inner.changes_while_staged(ino))
     }
 
     /// Returns the inodes that a request names; `None` is everything.
@@ -410,6 +419,10 @@ impl Overlay {
 }
 
 impl Inner {
+    fn changes_while_staged(&self, ino: Ino) -> Error {
+        Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", self.display(ino)))
+    }
+
     /// Refuses what can never fit, before anything is fetched.
     fn check_fits(&self, missing: u64, total: u64) -> Result<()> {
         let limit = self.store.budget.limit();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side};
+use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
 use forebay_cluster::{Asking, AskingStep, Enquiry, NodeId, PassOver, PeerAnswer, RANGE_BYTES};
 use forebay_engine::{Loan, PeerSource, PeerWish};
 use futures::future::BoxFuture;
@@ -34,6 +34,10 @@ pub struct PeerClient(pub Arc<Peers>);
 impl PeerSource for PeerClient {
     fn stream(&self, wish: PeerWish) -> BoxFuture<'_, Option<Content>> {
         self.0.search(wish).boxed()
+    }
+
+    fn first_owned(&self, path: &PoolPath, version: &Version) -> Vec<Range<u64>> {
+        self.0.first_owned(path, version)
     }
 
     fn announce(&self, path: &PoolPath) {

@@ -1,5 +1,7 @@
 //! Answers other nodes.
 
+mod stage;
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,28 +15,31 @@ use forebay_cluster::{
 use forebay_engine::{Holding, Loan, Overlay, blocking};
 use forebay_serve::{Door, HttpClient, ReplyBody, RequestContent};
 use futures::{FutureExt, stream};
-use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use http::header::{AUTHORIZATION, CONNECTION, HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 
 use crate::peers::{Peers, RangeOwners};
 use crate::wire::{
-    self, ANNOUNCE_PATH, HOLDERS, PASSED_OVER, PeerRequest, RETRY_AFTER_MS, chunk_frame, file_of, refusing_frame,
-    waiting_frame,
+    self, ANNOUNCE_PATH, HOLDERS, PASSED_OVER, PeerRequest, RETRY_AFTER_MS, STAGE_PATH, chunk_frame, file_of,
+    refusing_frame, waiting_frame,
 };
 
 /// How often a reader hears that this node still waits for the pool.
 const WAITING_EVERY: Duration = Duration::from_millis(300);
 /// Frames that wait for a reader, heads and chunks.
 const FRAMES_AHEAD: usize = 4;
+/// Stages for other nodes at the same time; further ones wait.
+const STAGES_AT_ONCE: usize = 16;
 
 /// What answers the requests of other nodes.
 pub struct PeerDoor {
     peers: Arc<Peers>,
     overlay: Overlay,
     announcement_turn: Arc<Mutex<()>>,
+    stage_turns: Arc<Semaphore>,
 }
 
 /// One request, and what this node knows of it.
@@ -52,7 +57,8 @@ type Frames = mpsc::Sender<io::Result<Bytes>>;
 
 impl PeerDoor {
     pub fn new(peers: Arc<Peers>, overlay: Overlay) -> Self {
-        Self { peers, overlay, announcement_turn: Arc::default() }
+        let stage_turns = Arc::new(Semaphore::new(STAGES_AT_ONCE));
+        Self { peers, overlay, announcement_turn: Arc::default(), stage_turns }
     }
 
     /// Returns whether a request has the token of the cluster.
@@ -67,10 +73,12 @@ impl PeerDoor {
 
     async fn respond(&self, request: &Request<RequestContent>) -> Response<ReplyBody> {
         if !self.is_member(request.headers()) {
-            return status(StatusCode::UNAUTHORIZED, "the token of the cluster is needed");
+            return not_a_member();
         }
-        if request.uri().path() == ANNOUNCE_PATH {
-            return self.take_announcement(request).await;
+        match request.uri().path() {
+            ANNOUNCE_PATH => return self.take_announcement(request).await,
+            STAGE_PATH => return self.stage(request),
+            _ => {}
         }
         if request.method() != Method::GET {
             return status(StatusCode::METHOD_NOT_ALLOWED, "GET");
@@ -134,12 +142,23 @@ impl PeerDoor {
 #[async_trait]
 impl Door for PeerDoor {
     fn content_max(&self, head: &Parts) -> usize {
-        let is_announcement = head.method == Method::POST && head.uri.path() == ANNOUNCE_PATH;
-        if is_announcement && self.is_member(&head.headers) { wire::ANNOUNCED_BYTES } else { 0 }
+        let most = match head.uri.path() {
+            ANNOUNCE_PATH => wire::ANNOUNCED_BYTES,
+            STAGE_PATH => wire::STAGE_BYTES,
+            _ => 0,
+        };
+        if head.method == Method::POST && most > 0 && self.is_member(&head.headers) { most } else { 0 }
     }
 
     async fn answer(&self, request: Request<RequestContent>, _: HttpClient) -> Response<ReplyBody> {
         match request.body().refused() {
+            // Content without the token is not read, so the connection must end.
+            Some(refused) if !self.is_member(request.headers()) => {
+                let mut response = not_a_member();
+                let ends = refused.headers().get(CONNECTION).cloned();
+                response.headers_mut().extend(ends.map(|ends| (CONNECTION, ends)));
+                response
+            }
             Some(refused) => refused,
             None => self.respond(&request).await,
         }
@@ -276,8 +295,12 @@ async fn while_waiting<T>(frames: &Frames, work: impl Future<Output = T>) -> T {
     }
 }
 
-fn status(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
-    let mut response = Response::new(ReplyBody::from(text));
+fn not_a_member() -> Response<ReplyBody> {
+    status(StatusCode::UNAUTHORIZED, "the token of the cluster is needed")
+}
+
+fn status(status: StatusCode, text: impl Into<ReplyBody>) -> Response<ReplyBody> {
+    let mut response = Response::new(text.into());
     *response.status_mut() = status;
     response
 }

@@ -9,11 +9,13 @@
 //! | `peers` | what this node knows of the others, and its counters |
 //! | `client` | asks other nodes for a range |
 //! | `door` | answers other nodes |
+//! | `cluster_stage` | stages on all members; `door/stage` is the other side |
 //! | `signed` | records of members in etcd |
 //! | `announcements` | tells other nodes what this one has changed in the pool |
 
 mod announcements;
 mod client;
+mod cluster_stage;
 mod door;
 mod etcd;
 mod peers;

@@ -12,7 +12,7 @@ use forebay_backends::store::no_http_client;
 use forebay_backends::{PoolPath, Version};
 use forebay_cluster::{
     FileKey, FileOwners, Lender, Member, MemberList, MemberSource, Moment, NodeId, PassOver, PassOvers, PeerPatience,
-    RangeKey, Ranked, Role, Roster, Suspicions, UNSETTLED, range_of, ranges_of,
+    RANGE_BYTES, RangeKey, Ranked, Role, Roster, Suspicions, UNSETTLED, range_of, ranges_of,
 };
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -204,18 +204,41 @@ impl Peers {
     /// Returns the ranked members of the range in which a byte of a version is.
     pub(crate) fn owners(&self, file: FileKey, version: &Version, offset: u64) -> RangeOwners {
         let cluster = self.cluster.load_full();
+        let owners = self.file_owners(&cluster, file, version);
+        let key = RangeKey { file, index: range_of(offset) };
+        let ranked = owners.ranked(&cluster.roster, key.index);
+        RangeOwners { cluster, key, ranked }
+    }
+
+    /// Returns the ranges of a version of which this node is the first owner, those that follow each other as one.
+    pub(crate) fn first_owned(&self, path: &PoolPath, version: &Version) -> Vec<Range<u64>> {
+        let cluster = self.cluster.load_full();
+        let Some(this) = cluster.roster.seat(&cluster.this) else { return Vec::new() };
+        let owners = self.file_owners(&cluster, self.file_key(path), version);
+        let mut owned: Vec<Range<u64>> = Vec::new();
+        for index in 0..ranges_of(version.size()) {
+            if owners.ranked(&cluster.roster, index).first() != Some(&this) {
+                continue;
+            }
+            let range = index * RANGE_BYTES..version.size().min((index + 1) * RANGE_BYTES);
+            match owned.last_mut().filter(|last| last.end == range.start) {
+                Some(last) => last.end = range.end,
+                None => owned.push(range),
+            }
+        }
+        owned
+    }
+
+    fn file_owners(&self, cluster: &ClusterView, file: FileKey, version: &Version) -> Arc<FileOwners> {
         let ranges = ranges_of(version.size());
         let wanted = (file, ranges, cluster.fingerprint);
         let known = self.state.lock().owners.get(&wanted).cloned();
-        let owners = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             let eligible = cluster.settings.placing.eligible(&cluster.roster);
             let owners = Arc::new(FileOwners::of(&cluster.roster, eligible, file, ranges));
             self.state.lock().remember(wanted, &owners);
             owners
-        });
-        let key = RangeKey { file, index: range_of(offset) };
-        let ranked = owners.ranked(&cluster.roster, key.index);
-        RangeOwners { cluster, key, ranked }
+        })
     }
 
     pub(crate) fn is_unsettled(&self) -> bool {
@@ -378,7 +401,46 @@ impl Drop for RangeInUse {
 
 #[cfg(test)]
 mod tests {
+    use forebay_backends::Time;
+    use forebay_cluster::Placing;
+
     use super::*;
+
+    fn node(this: &str, members: &[&str]) -> Arc<Peers> {
+        let member = |name: &str| Member {
+            id: NodeId::new(name).unwrap(),
+            address: "127.0.0.1:7410".into(),
+            role: Role::Compute,
+        };
+        let settings = PeerSettings {
+            own: member(this),
+            listen: "127.0.0.1:7410".parse().unwrap(),
+            token: "0123456789abcdef".into(),
+            placing: Placing::default(),
+            members: members.iter().map(|name| member(name)).collect(),
+            etcd: None,
+        };
+        Peers::new("pool".into(), settings).unwrap()
+    }
+
+    #[test]
+    fn each_byte_has_one_first_owner() {
+        let names = ["n1", "n2", "n3"];
+        let nodes = names.map(|this| node(this, &names));
+        for size in [0, 1, RANGE_BYTES, RANGE_BYTES + 1, 40 * RANGE_BYTES + 7] {
+            for name in ["a", "dir/b", "c"] {
+                let version =
+                    Version::Tag { etag: "e".into(), id: String::new(), size, mtime: Time { secs: 1, nanos: 0 } };
+                let path = PoolPath::parse(name).unwrap();
+                let owned = nodes.each_ref().map(|node| node.first_owned(&path, &version));
+                let mut all: Vec<_> = owned.iter().flatten().cloned().collect();
+                all.sort_by_key(|range| range.start);
+                assert_eq!((all.first().unwrap().start, all.last().unwrap().end), (0, size), "{all:?}");
+                assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start), "{all:?}");
+                assert!(size < 40 * RANGE_BYTES || owned.iter().all(|owned| !owned.is_empty()), "{owned:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_range_is_in_use_until_its_last_user_ends() {

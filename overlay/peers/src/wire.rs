@@ -1,4 +1,5 @@
-//! Requests between nodes: HTTP/1.1, `GET /peer/v1/content/PATH`, and `POST /peer/v1/changed` with a path in each line.
+//! Requests between nodes: HTTP/1.1, `GET /peer/v1/content/PATH`, `POST /peer/v1/changed` with a path in each line, and
+//! `POST /peer/v1/stage`, whose content and answer are lines as those of the control socket: a request to stage, and replies.
 //!
 //! Content comes in frames: its length and its CRC-32C, each 4 bytes with the highest first, and then the bytes of one chunk. A
 //! frame of length 0 has no bytes: with checksum 0 it says that the node is still waiting for the pool, and with a higher one
@@ -6,6 +7,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use forebay_backends::{PoolPath, Time, Version, is_file_name};
@@ -43,6 +45,17 @@ const HEAD_BYTES: usize = 8;
 pub const ANNOUNCE_PATH: &str = "/peer/v1/changed";
 /// The most bytes of one announcement.
 pub const ANNOUNCED_BYTES: usize = 64 << 10;
+
+/// Where requests to stage go.
+pub const STAGE_PATH: &str = "/peer/v1/stage";
+/// The most bytes of a request to stage: room for some ten thousand paths.
+pub const STAGE_BYTES: usize = 8 << 20;
+/// A node that stages says something at least so often.
+pub const STAGE_ALIVE_EVERY: Duration = Duration::from_secs(2);
+/// A node that stages and says nothing for so long is given up.
+pub const STAGE_SILENCE: Duration = Duration::from_secs(15);
+/// The most bytes of a line of its answer: a path, escaped, and the reason why it is not staged.
+pub const STAGE_LINE_BYTES: usize = 256 << 10;
 
 /// Returns the line of a path in an announcement.
 pub fn announcement(path: &PoolPath) -> String {

@@ -81,6 +81,7 @@ impl Reporter {
             elapsed_ms: self.begun.elapsed().as_millis() as u64,
             message,
             refused,
+            members: Vec::new(),
         }));
     }
 
