@@ -300,9 +300,10 @@ impl Inner {
         checksum: u32,
         space: SpaceReservation,
     ) -> Result<()> {
-        let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
-        // Read under the lock: of two chunks that land together, the one that is counted last includes the other.
+        // Both are read under the lock: of two chunks that land together, the one that is counted last includes the other,
+        // and has no earlier epoch.
+        let epoch = self.catalog.epoch();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
         let is_used = self.store.is_used(id);
@@ -321,7 +322,7 @@ impl Inner {
         change.commit()?;
         self.store.account_reserved(id, before, occupied, space);
         self.note_clean(node.ino, Some(id), occupied);
-        self.epochs.fetched.store(epoch, Ordering::Relaxed);
+        self.epochs.fetched.fetch_max(epoch, Ordering::Relaxed);
         Ok(())
     }
 
