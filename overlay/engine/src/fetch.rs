@@ -283,9 +283,14 @@ impl Inner {
                 _ => None,
             });
         }
-        record.file = record.file.begin_fetch(id)?;
-        txn.put_content(node.ino, content.clone(), ContentRecord::empty(node.ino, self.catalog.epoch()))?;
-        txn.commit()?;
+        let begun = (|| {
+            let record = txn.record(node.ino)?;
+            record.file = record.file.begin_fetch(id)?;
+            txn.put_content(node.ino, content.clone(), ContentRecord::empty(node.ino, self.catalog.epoch()))?;
+            txn.commit()
+        })();
+        // No record names it.
+        begun.inspect_err(|_| self.trash.discard(id, 0))?;
         self.keep_open(node.ino);
         Ok(Some((content, id)))
     }
