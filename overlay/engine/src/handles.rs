@@ -331,7 +331,7 @@ impl Overlay {
 /// What became of bytes that a program needs.
 enum Ensured {
     Resident,
-    /// The fast pool has no room for them, or its device fails: the program gets them from the pool.
+    /// The fast pool does not take them, or its device fails: the program gets them from the pool.
     Uncached,
     /// The file has other content by now, or none: the caller looks again.
     Changed,
@@ -341,11 +341,12 @@ impl Inner {
     /// Makes a range of a file resident for a program, if that can be.
     ///
     /// # Errors
-    /// Those of [`Inner::ensure`], except for `NoSpace` and errors of a device of the fast pool.
+    /// Those of [`Inner::ensure`], except for those that say that the fast pool does not take the bytes: it has no room, the
+    /// daemon has reached a quota of its file system, the file is larger than its file system allows, its device fails.
     async fn ensure_for_program(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Ensured> {
         match self.ensure(node, range, FetchPriority::Demand).await {
             Ok(()) => Ok(Ensured::Resident),
-            Err(e) if e.is(ErrorKind::NoSpace) => Ok(Ensured::Uncached),
+            Err(e) if through::is_full(&e) || is_too_large(&e) => Ok(Ensured::Uncached),
             Err(e) if is_of_device(&e) => {
                 Ok(if self.fetch_failed(node, &e) { Ensured::Changed } else { Ensured::Uncached })
             }
@@ -537,6 +538,11 @@ impl Inner {
             _ => Err(Error::new(ErrorKind::InvalidInput, Side::Application, self.display(ino))),
         }
     }
+}
+
+/// Whether a file is larger than the fast pool's file system or the catalog allows.
+fn is_too_large(error: &Error) -> bool {
+    error.is(ErrorKind::TooLarge) && error.side() == Side::Cache
 }
 
 /// Returns the bytes of the blocks that a range of `bytes` touches: users are charged for blocks.
