@@ -6,6 +6,7 @@ mod demand_priority;
 mod listed;
 mod placement;
 mod request;
+mod unusable;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -157,6 +158,7 @@ impl Inner {
         range: Range<u64>,
     ) -> BoxFuture<'a, Result<()>> {
         async move {
+            self.leave_unusable(node)?;
             let stripe = self.stripe_of(node).await;
             let at_once = requests_at_once(stripe);
             let mut under_way = VecDeque::new();
@@ -260,8 +262,8 @@ impl Inner {
             if state.record.version.as_ref() != Some(version) || state.record.file.is_whole() {
                 return Ok(None);
             }
-            if let (true, Some(id)) = (state.record.file.is_partial(), state.record.file.content()) {
-                return Ok(Some((self.content(node.ino, &mut state)?, id)));
+            if state.record.file.is_partial() {
+                return self.partial_content(node.ino, &mut state).map(Some);
             }
         }
         let content = self.preallocated.take_on(self.tier_for_fetch(node, CHUNK_BYTES))?;
@@ -277,11 +279,10 @@ impl Inner {
                 return Ok(None);
             }
             let mut state = node.state.lock();
-            let id = state.record.file.content();
-            return Ok(match id {
-                Some(id) if state.record.file.is_partial() => Some((self.content(node.ino, &mut state)?, id)),
-                _ => None,
-            });
+            return match state.record.file.is_partial() {
+                true => self.partial_content(node.ino, &mut state).map(Some),
+                false => Ok(None),
+            };
         }
         let begun = (|| {
             let record = txn.record(node.ino)?;
@@ -311,10 +312,11 @@ impl Inner {
         let epoch = self.catalog.epoch();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
-        let is_used = self.store.is_used(id);
-        if !of_version || !is_used || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+        if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
             return Err(changed(path));
         }
+        // What was written meanwhile may not reach the device.
+        self.check_used(id)?;
         let size = state.record.size;
         let (atime, mtime) = (state.record.atime, state.record.mtime);
         let before = self.residency(&mut state)?.bytes;
@@ -333,6 +335,7 @@ impl Inner {
 
     /// Completes an empty file: it needs no bytes.
     fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
+        self.leave_unusable(node)?;
         let version = {
             let record = &node.state.lock().record;
             record.version.clone().filter(|_| record.size == 0 && !record.file.is_whole())
