@@ -2,8 +2,10 @@
 
 use std::fs::{self, File};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use forebay_engine::{Ino, Overlay};
+use forebay_backends::dir::DirPool;
+use forebay_engine::{Ino, Options, Overlay};
 use forebay_tests::engine::*;
 
 const MIB: u64 = 1 << 20;
@@ -128,5 +130,37 @@ async fn an_open_file_whose_content_file_is_damaged_is_fetched_again() {
         }
         assert!(read_at(&overlay, ino, 50_000, MIB).await == bytes[50_000..]);
         overlay.release(ino, RDONLY);
+    }
+}
+
+/// The catalog has 32 bits for the number of a chunk.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_beyond_4_pib_are_not_taken_for_others() {
+    // Other file systems have no files of this size.
+    let (pool_dir, fast) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let far = 4 << 50;
+    let file = File::create(pool_dir.path().join("a")).unwrap();
+    file.set_len(far + MIB).unwrap();
+    for (bytes, at) in [(b"first", 0), (b"after", far)] {
+        std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
+    }
+    let fixture = Fixture { fast, ..Fixture::new() };
+    let pool = Arc::new(DirPool::open(pool_dir.path()).unwrap());
+    let options = || Options { pool: pool.clone(), limit_bytes: Some(16 * MIB), ..fixture.options() };
+    for _ in 0..2 {
+        let overlay = opened(options).await;
+        let ino = find(&overlay, "a").await;
+        overlay.open_file(ino, RDONLY).await.unwrap();
+        assert_eq!(read_at(&overlay, ino, far, 5).await, b"after");
+        assert_eq!(read_at(&overlay, ino, far + MIB - 5, 10).await, [0; 5]);
+        overlay.release(ino, RDONLY);
+        overlay.shutdown().await.unwrap();
+        drop(overlay);
+        let overlay = opened(options).await;
+        let ino = find(&overlay, "a").await;
+        overlay.open_file(ino, RDONLY).await.unwrap();
+        assert_eq!(read_at(&overlay, ino, 0, 5).await, b"first");
+        overlay.release(ino, RDONLY);
+        overlay.shutdown().await.unwrap();
     }
 }

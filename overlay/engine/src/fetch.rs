@@ -88,8 +88,8 @@ impl Inner {
     /// Makes a range of a file resident. An empty range makes an empty file whole.
     ///
     /// # Errors
-    /// `NoSpace` if the fast pool has no room, `Stale` if the pool's copy is gone or has another version by now, and
-    /// all other errors of the pool.
+    /// `NoSpace` if the fast pool has no room, `TooLarge` from 4 PiB of a file on, `Stale` if the pool's copy is gone or has
+    /// another version by now, and all other errors of the pool.
     pub async fn ensure(
         self: &Arc<Self>,
         node: &Arc<Node>,
@@ -236,6 +236,10 @@ impl Inner {
             false if range.is_empty() => Vec::new(),
             false => vec![range],
         };
+        if let Some(last) = missing.last() {
+            // Before anything is requested that could not be kept.
+            chunk_number((last.end - 1) / CHUNK_BYTES)?;
+        }
         let mut next = 0;
         for gap in missing {
             for index in next.max(gap.start / CHUNK_BYTES)..=(gap.end - 1) / CHUNK_BYTES {
@@ -321,7 +325,8 @@ impl Inner {
         let (atime, mtime) = (state.record.atime, state.record.mtime);
         let before = self.residency(&mut state)?.bytes;
         let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
-        let residency = change.add_chunk(id, chunk.index as u32, chunk.range.clone(), checksum, (epoch, occupied))?;
+        let number = chunk_number(chunk.index)?;
+        let residency = change.add_chunk(id, number, chunk.range.clone(), checksum, (epoch, occupied))?;
         if residency.extents().contains(0..size) {
             crate::contents::set_mtime(&content.file, atime, mtime)?;
             change.complete()?;
@@ -386,6 +391,15 @@ fn requests_at_once(stripe: Option<Stripe>) -> usize {
 /// request reads from as few targets as possible.
 fn in_stripe(stripe: Stripe) -> u64 {
     stripe.chunk_bytes.clamp(CHUNK_BYTES, STRIPE_REQUEST_BYTES).next_multiple_of(CHUNK_BYTES)
+}
+
+/// Returns the number under which the catalog has a chunk: it has 32 bits.
+///
+/// # Errors
+/// `TooLarge` from 4 PiB of a file on.
+fn chunk_number(index: u64) -> Result<u32> {
+    let what = "the fast pool holds no bytes beyond the first 4 PiB of a file";
+    u32::try_from(index).map_err(|_| Error::new(ErrorKind::TooLarge, Side::Cache, what))
 }
 
 fn changed(path: &PoolPath) -> Error {
