@@ -22,6 +22,7 @@ pub struct Fixture {
     pub fault: Arc<Fault>,
     pub metrics: Arc<Metrics>,
     pub catalog_faults: WriteFaults,
+    pub content_faults: content_io::ContentFaults,
     pub fast: tempfile::TempDir,
 }
 
@@ -41,7 +42,8 @@ impl Fixture {
         let fault = Arc::new(Fault::new(memory.clone(), 1));
         fault.set_error(ErrorKind::Os(libc::EIO));
         let metrics = Arc::new(Metrics::new(fault.clone()));
-        Self { memory, fault, metrics, catalog_faults: WriteFaults::default(), fast: tempfile::tempdir().unwrap() }
+        let (catalog_faults, content_faults) = Default::default();
+        Self { memory, fault, metrics, catalog_faults, content_faults, fast: tempfile::tempdir().unwrap() }
     }
 
     pub fn options(&self) -> Options {
@@ -56,7 +58,11 @@ impl Fixture {
             read_only: false,
             node: "here".into(),
             reattached: false,
-            for_tests: TestOptions { catalog_faults: self.catalog_faults.clone(), ..TestOptions::default() },
+            for_tests: TestOptions {
+                catalog_faults: self.catalog_faults.clone(),
+                content_faults: Some(self.content_faults.clone()),
+                ..TestOptions::default()
+            },
         }
     }
 

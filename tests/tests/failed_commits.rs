@@ -2,6 +2,7 @@
 //! it succeeds when it is made again.
 
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_backends::decorators::FaultMoment;
@@ -133,4 +134,32 @@ async fn a_time_that_could_not_be_recorded_is_not_shown_and_removes_no_set_id_bi
     assert_eq!((set.mode & 0o7777, set.mtime.secs), (0o4755, 1000));
     assert_eq!(overlay.getattr(ino).await.unwrap().0.mode & 0o7777, 0o4755);
     close(&overlay, ino).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_content_file_is_left_of_a_change_that_could_not_be_recorded() {
+    let fixture = Fixture::new();
+    for name in ["a", "b"] {
+        fixture.put(name, b"content").await;
+    }
+    let overlay = fixture.open().await;
+    let (a, b) = (find(&overlay, "a").await, find(&overlay, "b").await);
+    fixture.catalog_faults.fail_all();
+    refused(overlay.create(Ino::ROOT, b"new", 0o644, 0, RDWR, CALLER).await);
+    refused(overlay.open_file(a, RDWR | libc::O_TRUNC).await);
+    // Read from the pool, and not kept.
+    overlay.open_file(b, RDONLY).await.unwrap();
+    assert_eq!(overlay.read(b, 0, 10).await.unwrap(), Bytes::from_static(b"content"));
+    overlay.release(b, RDONLY);
+    fixture.catalog_faults.fail_write(0);
+    overlay.shutdown().await.unwrap();
+    let content_files = || {
+        let dirs = std::fs::read_dir(fixture.fast.path().join("content")).unwrap();
+        dirs.map(|dir| std::fs::read_dir(dir.unwrap().path()).unwrap().count()).sum::<usize>()
+    };
+    let begun = Instant::now();
+    while content_files() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{} content files are left", content_files());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

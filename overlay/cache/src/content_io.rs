@@ -1,6 +1,7 @@
 //! Reads and writes of content files by the daemon itself: it writes fetched chunks and reads chunks to flush. Files
 //! that are open in passthrough mode do not use it.
 
+mod faults;
 mod plain;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 
+pub use faults::ContentFaults;
 use plain::PlainIo;
 use uring::{RingLimits, Uring};
 

@@ -119,7 +119,9 @@ impl Device {
                 have.trim(),
                 want.trim(),
             ))),
-            _ => OpenOptions::new()
+            // A mark that cannot be read now may be that of another mount.
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.failed("its mark cannot be read", e)),
+            Ok(_) | Err(_) => OpenOptions::new()
                 .write(true)
                 .create(true)
                 .truncate(true)

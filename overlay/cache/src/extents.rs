@@ -58,6 +58,11 @@ impl ExtentSet {
         }
     }
 
+    /// Returns the end of the last range; 0 if the set is empty.
+    pub fn end(&self) -> u64 {
+        self.0.last().map_or(0, |(_, end)| *end)
+    }
+
     /// The ranges of the set, ascending.
     pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         self.0.iter().map(|(start, end)| *start..*end)
@@ -85,6 +90,7 @@ mod tests {
             }
             prop_assert!(set.0.windows(2).all(|w| w[0].1 < w[1].0), "{set:?}");
             prop_assert_eq!(set.bytes(), bitmap.iter().filter(|b| **b).count() as u64);
+            prop_assert_eq!(set.end(), bitmap.iter().rposition(|b| *b).map_or(0, |last| last as u64 + 1));
             let range = probe.0..probe.0 + probe.1;
             let gaps = set.missing(range.clone());
             let mut gap_map = [false; 300];

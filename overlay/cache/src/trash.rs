@@ -2,12 +2,16 @@
 //!
 //! A file is removed only when a power cut cannot restore the record that named it: it may be the only copy of
 //! acknowledged data.
+//!
+//! A file that cannot be removed, because the catalog cannot be synced or its device fails, is counted as used until that
+//! works.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, Result, Side};
+use forebay_backends::{Error, ErrorKind, Result, Side};
 use parking_lot::{Condvar, Mutex};
 
 use crate::{ContentId, ContentStore};
@@ -25,7 +29,7 @@ pub struct Trash {
 #[derive(Debug, Default)]
 struct TrashBacklog {
     discarded_files: u64,
-    /// Files that were removed, or that are left to the next sweep.
+    /// Files that were removed, or that could not be removed at the first attempt.
     done_files: u64,
     /// Bytes of files that are not done.
     bytes: u64,
@@ -34,12 +38,21 @@ struct TrashBacklog {
 impl Trash {
     /// Starts the thread. `settle` returns when the deletions of records are durable.
     pub fn start(store: Arc<ContentStore>, settle: impl Fn() -> Result<()> + Send + 'static) -> Result<Self> {
+        Self::start_with(store, settle, AGAIN)
+    }
+
+    /// The same. `again`: the pause between two attempts to remove the files that could not be removed.
+    fn start_with(
+        store: Arc<ContentStore>,
+        settle: impl Fn() -> Result<()> + Send + 'static,
+        again: Duration,
+    ) -> Result<Self> {
         let (sender, receiver) = channel();
         let pending = Arc::new((Mutex::new(TrashBacklog::default()), Condvar::new()));
         let seen = pending.clone();
         let thread = std::thread::Builder::new()
             .name("forebay-trash".into())
-            .spawn(move || run(&store, &settle, &receiver, &seen))
+            .spawn(move || run(&store, &settle, (&receiver, again), &seen))
             .map_err(|e| Error::io(e, Side::Cache, "start the thread that removes content files"))?;
         Ok(Self { sender: Some(sender), pending, thread: Some(thread) })
     }
@@ -55,13 +68,13 @@ impl Trash {
         }
     }
 
-    /// Returns the bytes of files that were discarded and are still counted as used.
+    /// Returns the bytes of files that were discarded, are still counted as used, and soon are not.
     pub fn pending_bytes(&self) -> u64 {
         self.pending.0.lock().bytes
     }
 
     /// Waits until all files that were discarded before are removed, and their space is free. Does not wait for files
-    /// that are discarded meanwhile.
+    /// that are discarded meanwhile, nor for those that cannot be removed at the first attempt.
     pub fn drain(&self) {
         let mut pending = self.pending.0.lock();
         let until = pending.discarded_files;
@@ -82,18 +95,56 @@ impl Drop for Trash {
 
 /// Files that are removed after one sync.
 const BATCH: usize = 4096;
+/// The pause between two attempts to remove what could not be removed.
+const AGAIN: Duration = Duration::from_secs(10);
+/// How many such files are remembered, at 16 bytes each. Others are left to the sweep after the next start.
+const LEFT_MAX: usize = 1 << 20;
 
 fn run(
     store: &ContentStore,
     settle: &impl Fn() -> Result<()>,
-    receiver: &Receiver<(ContentId, u64)>,
+    (receiver, again): (&Receiver<(ContentId, u64)>, Duration),
     pending: &(Mutex<TrashBacklog>, Condvar),
 ) {
-    while let Ok(first) = receiver.recv() {
-        let batch: Vec<_> = std::iter::once(first).chain(receiver.try_iter()).take(BATCH).collect();
-        match settle() {
-            Ok(()) => batch.iter().for_each(|(content, bytes)| remove(store, *content, *bytes)),
-            Err(error) => tracing::error!(%error, "content files are not removed before the next sweep"),
+    let mut left: Vec<(ContentId, u64)> = Vec::new();
+    let mut tried = Instant::now();
+    loop {
+        let first = match left.is_empty() {
+            true => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => receiver.recv_timeout(again.saturating_sub(tried.elapsed())),
+        };
+        let first = match first {
+            Ok(first) => Some(first),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let batch: Vec<_> = first.into_iter().chain(receiver.try_iter()).take(BATCH).collect();
+        let is_due = !left.is_empty() && tried.elapsed() >= again;
+        let before = if is_due { std::mem::take(&mut left) } else { Vec::new() };
+        let all = before.iter().chain(&batch);
+        let was_empty = left.is_empty() && before.is_empty();
+        let failed = match settle() {
+            Ok(()) => {
+                let mut failed = None;
+                for (content, bytes) in all {
+                    if let Err(error) = remove(store, *content, *bytes) {
+                        left.push((*content, *bytes));
+                        failed = Some(error);
+                    }
+                }
+                failed
+            }
+            Err(error) => {
+                left.extend(all);
+                Some(error)
+            }
+        };
+        if let Some(error) = failed {
+            tracing::error!(%error, files = left.len(), "content files cannot be removed; it is tried again");
+        }
+        left.truncate(LEFT_MAX);
+        if is_due || was_empty {
+            tried = Instant::now();
         }
         {
             let mut pending = pending.0.lock();
@@ -104,16 +155,17 @@ fn run(
     }
 }
 
-fn remove(store: &ContentStore, content: ContentId, bytes: u64) {
-    if let Err(error) = store.remove_content(content, bytes) {
-        tracing::warn!(%error, "a content file is not removed before the next sweep");
+fn remove(store: &ContentStore, content: ContentId, bytes: u64) -> Result<()> {
+    match store.remove_content(content, bytes) {
+        // Its device is not there, and its bytes do not count. If the device comes back, the sweep finds the file.
+        Err(error) if error.is(ErrorKind::Corrupt) => Ok(()),
+        removed => removed,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::time::Duration;
 
     use super::*;
 
@@ -134,6 +186,40 @@ mod tests {
         trash.drain();
         assert_eq!(trash.pending_bytes(), 0);
         drop(trash);
+    }
+
+    #[test]
+    fn what_could_not_be_removed_is_removed_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(ContentStore::open(&[dir.path().to_owned()], Some(1 << 30)).unwrap());
+        let (blocked, files) = (ContentId(7), [7, 8].map(ContentId));
+        // A directory in its place cannot be removed as a file.
+        let in_place = store.path(blocked).unwrap();
+        std::fs::create_dir_all(&in_place).unwrap();
+        drop(store.create(files[1]).unwrap());
+        store.budget.account(0, 120);
+        let synced = AtomicU64::new(0);
+        let settle = move || match synced.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(Error::os(libc::EIO, Side::Cache, "the first sync")),
+            _ => Ok(()),
+        };
+        let trash = Trash::start_with(store.clone(), settle, Duration::from_millis(5)).unwrap();
+        trash.discard(files[0], 100);
+        trash.drain();
+        trash.discard(files[1], 20);
+        trash.drain();
+        assert_eq!(trash.pending_bytes(), 0);
+        let wait_for = |used| {
+            let begun = Instant::now();
+            while store.budget.used() != used {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{} bytes are used", store.budget.used());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for(100);
+        std::fs::remove_dir(&in_place).unwrap();
+        wait_for(0);
+        assert!(store.path(files[1]).is_ok_and(|path| !path.exists()));
     }
 
     #[test]

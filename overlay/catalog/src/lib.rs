@@ -12,6 +12,7 @@ mod batch;
 mod boot;
 mod cf;
 mod content;
+mod epochs;
 mod ids;
 mod ino;
 mod jobs;
@@ -40,6 +41,7 @@ pub use allocations::{AllocationRecord, AllocationState, AllocationWork, Transit
 pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
+use epochs::EpochNumbers;
 use forebay_cache::group_commit::{GroupCommit, ServedTurns};
 use forebay_cache::{Content, ContentId, ContentNumbers};
 use ids::IdAllocator;
@@ -91,11 +93,7 @@ pub struct Catalog {
     db: DB,
     inodes: IdAllocator,
     contents: IdAllocator,
-    /// The number of the current epoch. After a power cut, content that was fetched in an epoch is trusted only if the
-    /// epoch was closed. The fast pool is synced before an epoch is closed.
-    epoch: AtomicU64,
-    /// Epochs that ended in a power cut: from..=to.
-    dead_epochs: Vec<(u64, u64)>,
+    epochs: EpochNumbers,
     /// Distinguishes inode numbers of this catalog from equal ones of an earlier catalog in the same place.
     generation: u32,
     /// The number of the last change that [`Self::sync_changes`] synced.
@@ -168,8 +166,7 @@ impl Catalog {
         Ok(Self {
             inodes: IdAllocator::new("next_inode", first_inode),
             contents: IdAllocator::new("next_content", 1),
-            epoch: AtomicU64::new(epoch),
-            dead_epochs: Vec::new(),
+            epochs: EpochNumbers::at(epoch),
             generation: 0,
             synced_changes: AtomicU64::new(u64::MAX),
             changed: tokio::sync::Notify::new(),
@@ -186,59 +183,10 @@ impl Catalog {
         })
     }
 
-    /// Begins an epoch. Epochs that were open when the machine lost power are dead: content that was fetched in them
-    /// may not be on the disk.
-    fn start_epoch(&mut self, durability: Durability) -> Result<()> {
-        let boot = boot_id();
-        // In tests that simulate power cuts, each start follows one.
-        let boot = if durability == Durability::SyncedOnly { format!("{:x}", rand::random::<u64>()) } else { boot };
-        let last = self.meta::<u64>("epoch")?.unwrap_or(0);
-        let closed = self.meta::<u64>("closed_epoch")?.unwrap_or(0);
-        self.dead_epochs = self.meta("dead_epochs")?.unwrap_or_default();
-        if self.meta::<String>("boot")?.is_some_and(|b| b != boot) && closed < last {
-            self.dead_epochs.push((closed + 1, last));
-            self.set_meta("dead_epochs", &self.dead_epochs)?;
-        }
-        self.set_meta("boot", &boot)?;
-        self.set_meta("epoch", &(last + 1))?;
-        *self.epoch.get_mut() = last + 1;
-        self.sync()
-    }
-
     /// Returns the generation of all inodes of this catalog. One is enough, since no number is given twice. A file
     /// handle consists of inode number and generation, and outlives mounts and catalogs.
     pub fn generation(&self) -> u32 {
         self.generation
-    }
-
-    pub fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Relaxed)
-    }
-
-    /// Begins a new epoch and returns the previous one. The caller syncs the fast pool, then calls
-    /// [`Self::close_epoch`] with it.
-    pub fn next_epoch(&self) -> Result<u64> {
-        let last = self.epoch.fetch_add(1, Ordering::Relaxed);
-        self.set_meta("epoch", &(last + 1))?;
-        Ok(last)
-    }
-
-    pub fn close_epoch(&self, epoch: u64) -> Result<()> {
-        self.set_meta("closed_epoch", &epoch)
-    }
-
-    /// Returns whether content that was fetched in an epoch is certainly on the disk.
-    pub fn is_closed(&self, epoch: u64) -> Result<bool> {
-        Ok(epoch <= self.meta::<u64>("closed_epoch")?.unwrap_or(0) && !self.is_dead(epoch))
-    }
-
-    pub fn has_dead_epochs(&self) -> bool {
-        !self.dead_epochs.is_empty()
-    }
-
-    /// Returns whether content that was fetched in this epoch may have been lost in a power cut.
-    pub fn is_dead(&self, epoch: u64) -> bool {
-        self.dead_epochs.iter().any(|(from, to)| (*from..=*to).contains(&epoch))
     }
 
     pub fn new_ino(&self) -> Result<Ino> {

@@ -178,7 +178,7 @@ impl InodeRecord {
             dir_nlink: if stat.kind == FileKind::Directory { stat.nlink } else { 0 },
             unseen_links: unseen(stat, links.len()),
             rdev: stat.rdev,
-            size: stat.size,
+            size: size_of(stat),
             occupied_in_pool: stat.occupied,
             atime: stat.atime,
             mtime: stat.mtime,
@@ -204,11 +204,16 @@ impl InodeRecord {
             (self.atime, self.mtime, self.ctime) = (stat.atime, stat.mtime, stat.ctime);
         }
         if self.kind != FileKind::Directory {
-            self.size = stat.size;
+            self.take_size(stat);
         }
         self.occupied_in_pool = stat.occupied;
         self.count_links(stat);
         self.rdev = stat.rdev;
+    }
+
+    /// Copies the size of the pool's copy.
+    pub fn take_size(&mut self, stat: &Stat) {
+        self.size = size_of(stat);
     }
 
     /// Returns the bytes that clean content occupies: as many as the pool's copy, if the pool reports them, else its
@@ -304,6 +309,12 @@ fn change_xattr(xattrs: &mut Xattrs, name: &[u8], value: Option<&[u8]>) {
         xattrs.push((name.into(), value.into()));
         xattrs.sort();
     }
+}
+
+/// Returns the size of an object, as far as files of Linux can be so large (`loff_t`). An untrusted server may report any
+/// number.
+fn size_of(stat: &Stat) -> u64 {
+    stat.size.min(i64::MAX as u64)
 }
 
 fn unseen(stat: &Stat, known: usize) -> u32 {

@@ -161,6 +161,37 @@ impl Inner {
         Ok(content)
     }
 
+    /// Returns the content file of a partial file, if its valid bytes are there and more can be added to it.
+    ///
+    /// # Errors
+    /// `EIO` if its device is bypassed. `Corrupt` if it is missing, or shorter than its valid ranges: more bytes after them
+    /// would make a hole of those that are missing.
+    pub fn partial_content(&self, ino: Ino, state: &mut NodeState) -> Result<(Arc<Content>, ContentId)> {
+        if let Some(id) = state.record.file.content() {
+            self.check_used(id)?;
+        }
+        let content = self.content(ino, state).map_err(|e| missing(ino, e))?;
+        let valid_end = self.residency(state)?.extents().end();
+        let have = content.file.metadata().map_err(failed)?.size();
+        if have < valid_end {
+            return Err(too_short(&content, have));
+        }
+        let id = ContentId(content.id);
+        Ok((content, id))
+    }
+
+    /// # Errors
+    /// `EIO` if the device of clean content is bypassed.
+    pub fn check_used(&self, id: ContentId) -> Result<()> {
+        match self.store.is_used(id) {
+            true => Ok(()),
+            false => {
+                let what = format!("content file {:x} is on a device that is bypassed", id.0);
+                Err(Error::os(libc::EIO, Side::Cache, what))
+            }
+        }
+    }
+
     /// Charges an inode's dirty bytes to its owner, as they are now.
     pub(crate) fn charge(&self, ino: Ino, state: &mut NodeState) {
         let is_counted = self.quotas.count() || self.shares.has_share(state.record.uid);
@@ -211,6 +242,26 @@ impl Inner {
         }
     }
 
+    /// Reads up to `len` bytes of content that is valid up to `valid_end`.
+    ///
+    /// # Errors
+    /// `Corrupt` if the content file is missing or ends before; errors of the device.
+    pub async fn read_valid(
+        &self,
+        ino: Ino,
+        content: Result<Arc<Content>>,
+        (offset, len): (u64, usize),
+        valid_end: u64,
+    ) -> Result<Bytes> {
+        let content = content.map_err(|e| missing(ino, e))?;
+        let bytes = self.read_content(&content, offset, len).await?;
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end < valid_end.min(offset.saturating_add(len as u64)) {
+            return Err(too_short(&content, end));
+        }
+        Ok(bytes)
+    }
+
     /// Notes that the catalog lacks the byte count of a file. The next sync saves it.
     pub(super) fn note_uncounted(&self, ino: Ino) {
         self.contents.uncounted.lock().insert(ino);
@@ -249,6 +300,21 @@ fn gone(ino: Ino, id: ContentId) -> Error {
          it anew",
         id.0
     );
+    Error::new(ErrorKind::Corrupt, Side::Cache, what)
+}
+
+/// Not "no such file", because the name exists.
+fn missing(ino: Ino, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound => {
+            Error::new(ErrorKind::Corrupt, Side::Cache, format!("the content file of inode {ino} is missing"))
+        }
+        _ => error,
+    }
+}
+
+fn too_short(content: &Content, have: u64) -> Error {
+    let what = format!("content file {:x} ends at byte {have}, before its valid bytes", content.id);
     Error::new(ErrorKind::Corrupt, Side::Cache, what)
 }
 

@@ -6,6 +6,7 @@ mod demand_priority;
 mod listed;
 mod placement;
 mod request;
+mod unusable;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -87,8 +88,8 @@ impl Inner {
     /// Makes a range of a file resident. An empty range makes an empty file whole.
     ///
     /// # Errors
-    /// `NoSpace` if the fast pool has no room, `Stale` if the pool's copy is gone or has another version by now, and
-    /// all other errors of the pool.
+    /// `NoSpace` if the fast pool has no room, `TooLarge` from 4 PiB of a file on, `Stale` if the pool's copy is gone or has
+    /// another version by now, and all other errors of the pool.
     pub async fn ensure(
         self: &Arc<Self>,
         node: &Arc<Node>,
@@ -157,6 +158,7 @@ impl Inner {
         range: Range<u64>,
     ) -> BoxFuture<'a, Result<()>> {
         async move {
+            self.leave_unusable(node)?;
             let stripe = self.stripe_of(node).await;
             let at_once = requests_at_once(stripe);
             let mut under_way = VecDeque::new();
@@ -234,6 +236,10 @@ impl Inner {
             false if range.is_empty() => Vec::new(),
             false => vec![range],
         };
+        if let Some(last) = missing.last() {
+            // Before anything is requested that could not be kept.
+            chunk_number((last.end - 1) / CHUNK_BYTES)?;
+        }
         let mut next = 0;
         for gap in missing {
             for index in next.max(gap.start / CHUNK_BYTES)..=(gap.end - 1) / CHUNK_BYTES {
@@ -260,8 +266,8 @@ impl Inner {
             if state.record.version.as_ref() != Some(version) || state.record.file.is_whole() {
                 return Ok(None);
             }
-            if let (true, Some(id)) = (state.record.file.is_partial(), state.record.file.content()) {
-                return Ok(Some((self.content(node.ino, &mut state)?, id)));
+            if state.record.file.is_partial() {
+                return self.partial_content(node.ino, &mut state).map(Some);
             }
         }
         let content = self.preallocated.take_on(self.tier_for_fetch(node, CHUNK_BYTES))?;
@@ -277,15 +283,19 @@ impl Inner {
                 return Ok(None);
             }
             let mut state = node.state.lock();
-            let id = state.record.file.content();
-            return Ok(match id {
-                Some(id) if state.record.file.is_partial() => Some((self.content(node.ino, &mut state)?, id)),
-                _ => None,
-            });
+            return match state.record.file.is_partial() {
+                true => self.partial_content(node.ino, &mut state).map(Some),
+                false => Ok(None),
+            };
         }
-        record.file = record.file.begin_fetch(id)?;
-        txn.put_content(node.ino, content.clone(), ContentRecord::empty(node.ino, self.catalog.epoch()))?;
-        txn.commit()?;
+        let begun = (|| {
+            let record = txn.record(node.ino)?;
+            record.file = record.file.begin_fetch(id)?;
+            txn.put_content(node.ino, content.clone(), ContentRecord::empty(node.ino, self.catalog.epoch()))?;
+            txn.commit()
+        })();
+        // No record names it.
+        begun.inspect_err(|_| self.trash.discard(id, 0))?;
         self.keep_open(node.ino);
         Ok(Some((content, id)))
     }
@@ -300,20 +310,23 @@ impl Inner {
         checksum: u32,
         space: SpaceReservation,
     ) -> Result<()> {
-        let epoch = self.catalog.epoch();
         let mut state = node.state.lock();
-        // Read under the lock: of two chunks that land together, the one that is counted last includes the other.
+        // Both are read under the lock: of two chunks that land together, the one that is counted last includes the other,
+        // and has no earlier epoch.
+        let epoch = self.catalog.epoch();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
-        let is_used = self.store.is_used(id);
-        if !of_version || !is_used || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+        if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
             return Err(changed(path));
         }
+        // What was written meanwhile may not reach the device.
+        self.check_used(id)?;
         let size = state.record.size;
         let (atime, mtime) = (state.record.atime, state.record.mtime);
         let before = self.residency(&mut state)?.bytes;
         let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
-        let residency = change.add_chunk(id, chunk.index as u32, chunk.range.clone(), checksum, (epoch, occupied))?;
+        let number = chunk_number(chunk.index)?;
+        let residency = change.add_chunk(id, number, chunk.range.clone(), checksum, (epoch, occupied))?;
         if residency.extents().contains(0..size) {
             crate::contents::set_mtime(&content.file, atime, mtime)?;
             change.complete()?;
@@ -321,12 +334,13 @@ impl Inner {
         change.commit()?;
         self.store.account_reserved(id, before, occupied, space);
         self.note_clean(node.ino, Some(id), occupied);
-        self.epochs.fetched.store(epoch, Ordering::Relaxed);
+        self.epochs.fetched.fetch_max(epoch, Ordering::Relaxed);
         Ok(())
     }
 
     /// Completes an empty file: it needs no bytes.
     fn complete_empty(&self, node: &Arc<Node>) -> Result<()> {
+        self.leave_unusable(node)?;
         let version = {
             let record = &node.state.lock().record;
             record.version.clone().filter(|_| record.size == 0 && !record.file.is_whole())
@@ -377,6 +391,15 @@ fn requests_at_once(stripe: Option<Stripe>) -> usize {
 /// request reads from as few targets as possible.
 fn in_stripe(stripe: Stripe) -> u64 {
     stripe.chunk_bytes.clamp(CHUNK_BYTES, STRIPE_REQUEST_BYTES).next_multiple_of(CHUNK_BYTES)
+}
+
+/// Returns the number under which the catalog has a chunk: it has 32 bits.
+///
+/// # Errors
+/// `TooLarge` from 4 PiB of a file on.
+fn chunk_number(index: u64) -> Result<u32> {
+    let what = "the fast pool holds no bytes beyond the first 4 PiB of a file";
+    u32::try_from(index).map_err(|_| Error::new(ErrorKind::TooLarge, Side::Cache, what))
 }
 
 fn changed(path: &PoolPath) -> Error {

@@ -24,7 +24,7 @@ use super::{Inner, Ino, Overlay, Seek, blocking};
 use crate::contents::failed;
 use crate::counters::ReadSource;
 use crate::fetch::FetchPriority;
-use crate::node::{Node, Readahead};
+use crate::node::{Node, NodeState, Readahead};
 use crate::space::owner_room::OwnerRoom;
 use crate::tiers::device_health::is_of_device;
 pub(crate) use spill::PartsUnderWay;
@@ -61,17 +61,18 @@ impl Overlay {
         for _ in 0..READ_ATTEMPTS {
             let whole = {
                 let mut state = node.state.lock();
-                match state.record.file.is_whole() {
-                    true => Some((inner.content(ino, &mut state)?, state.spills)),
-                    false => None,
-                }
+                let id = state.record.file.content().filter(|_| state.record.file.is_whole());
+                let clean_bytes = (!state.record.file.is_dirty()).then_some(state.record.size);
+                id.map(|id| (id, inner.content(ino, &mut state), clean_bytes, state.spills))
             };
-            if let Some((content, spills)) = whole {
+            if let Some((id, content, clean_bytes, spills)) = whole {
                 inner.counters.read_hits.fetch_add(1, Ordering::Relaxed);
-                match inner.read_content(&content, offset, len as usize).await {
+                // Only a program's own change makes a dirty file shorter.
+                let is_changed = || clean_bytes.is_some() && node.state.lock().record.file.is_dirty();
+                match inner.read_valid(ino, content, (offset, len as usize), clean_bytes.unwrap_or(0)).await {
                     // Ranges of it may have been spilled while it was read.
                     Ok(_) if node.state.lock().spills != spills => continue,
-                    Err(e) if inner.content_failed(&node, ContentId(content.id), &e) => continue,
+                    Err(e) if inner.content_failed(&node, id, &e) || is_changed() => continue,
                     read => return served(source, read),
                 }
             }
@@ -94,11 +95,7 @@ impl Overlay {
             if offset >= end {
                 return Ok(Bytes::new());
             }
-            let ready = {
-                let mut state = node.state.lock();
-                let partial = state.record.file.is_partial();
-                partial && inner.residency(&mut state)?.extents().contains(offset..end)
-            };
+            let ready = inner.has_range(&mut node.state.lock(), offset..end)?;
             if node.is_written_through() {
                 inner.counters.read_misses.fetch_add(1, Ordering::Relaxed);
                 return served(ReadSource::Direct, inner.read_through(&node, offset..end).await);
@@ -119,17 +116,19 @@ impl Overlay {
                     Ensured::Changed => continue,
                 }
             }
-            let content = {
+            let valid = {
                 let mut state = node.state.lock();
-                let valid = state.record.file.is_whole()
-                    || (state.record.file.is_partial() && inner.residency(&mut state)?.extents().contains(offset..end));
-                let spills = state.spills;
-                if valid { Some((inner.content(ino, &mut state)?, spills)) } else { None }
+                match state.record.file.content() {
+                    Some(id) if !state.record.file.is_dirty() && inner.has_range(&mut state, offset..end)? => {
+                        Some((id, inner.content(ino, &mut state), state.spills))
+                    }
+                    _ => None,
+                }
             };
-            if let Some((content, spills)) = content {
-                match inner.read_content(&content, offset, (end - offset) as usize).await {
+            if let Some((id, content, spills)) = valid {
+                match inner.read_valid(ino, content, (offset, (end - offset) as usize), end).await {
                     Ok(_) if node.state.lock().spills != spills => continue,
-                    Err(e) if is_of_device(&e) && !inner.content_failed(&node, ContentId(content.id), &e) => {
+                    Err(e) if is_of_device(&e) && !inner.content_failed(&node, id, &e) => {
                         return served(ReadSource::Direct, inner.read_uncached(&node, offset..end).await);
                     }
                     Err(e) if is_of_device(&e) => continue,
@@ -331,7 +330,7 @@ impl Overlay {
 /// What became of bytes that a program needs.
 enum Ensured {
     Resident,
-    /// The fast pool has no room for them, or its device fails: the program gets them from the pool.
+    /// The fast pool does not take them, or its device fails: the program gets them from the pool.
     Uncached,
     /// The file has other content by now, or none: the caller looks again.
     Changed,
@@ -341,16 +340,23 @@ impl Inner {
     /// Makes a range of a file resident for a program, if that can be.
     ///
     /// # Errors
-    /// Those of [`Inner::ensure`], except for `NoSpace` and errors of a device of the fast pool.
+    /// Those of [`Inner::ensure`], except for those that say that the fast pool does not take the bytes: it has no room, the
+    /// daemon has reached a quota of its file system, the file is larger than its file system allows, its device fails.
     async fn ensure_for_program(self: &Arc<Self>, node: &Arc<Node>, range: Range<u64>) -> Result<Ensured> {
         match self.ensure(node, range, FetchPriority::Demand).await {
             Ok(()) => Ok(Ensured::Resident),
-            Err(e) if e.is(ErrorKind::NoSpace) => Ok(Ensured::Uncached),
+            Err(e) if through::is_full(&e) || is_too_large(&e) => Ok(Ensured::Uncached),
             Err(e) if is_of_device(&e) => {
                 Ok(if self.fetch_failed(node, &e) { Ensured::Changed } else { Ensured::Uncached })
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// Returns whether the content file has all bytes of a range.
+    fn has_range(&self, state: &mut NodeState, range: Range<u64>) -> Result<bool> {
+        let file = state.record.file;
+        Ok(file.is_whole() || (file.is_partial() && self.residency(state)?.extents().contains(range)))
     }
 
     /// Writes into the content file.
@@ -406,27 +412,37 @@ impl Inner {
     }
 
     /// Copies from one content file to another.
+    ///
+    /// # Errors
+    /// `NoSpace` also if the source is not resident any more, or not as far as its record says: then the caller reads and
+    /// writes instead.
     async fn copy_resident(
         self: &Arc<Self>,
         (source, from_offset): (&Arc<Node>, u64),
         (target, to_offset): (&Arc<Node>, u64),
         len: u64,
     ) -> Result<u64> {
+        let range = from_offset..from_offset.saturating_add(len);
         if !source.state.lock().record.file.is_whole() {
-            self.ensure(source, from_offset..from_offset + len, FetchPriority::Demand).await?;
+            self.ensure_for_program(source, range.clone()).await?;
         }
-        let (source_content, spills) = {
-            let mut state = source.state.lock();
-            (self.content(source.ino, &mut state)?, state.spills)
-        };
-        let _writing = self.begin_writing(target);
-        let spilled = || {
-            let what = format!("{}: it does not fit into the fast pool", self.display(target.ino));
+        let not_resident = |node: &Node| {
+            let what = format!("{}: it is not in the fast pool", self.display(node.ino));
             Error::new(ErrorKind::NoSpace, Side::Cache, what)
         };
+        let resident = {
+            let mut state = source.state.lock();
+            // Under the same lock: it may have been evicted since.
+            match self.has_range(&mut state, range)? {
+                true => Some((self.content(source.ino, &mut state)?, state.spills)),
+                false => None,
+            }
+        };
+        let (source_content, spills) = resident.ok_or_else(|| not_resident(source))?;
+        let _writing = self.begin_writing(target);
         // From now on, no range of the target begins to be spilled.
         if target.is_spilled() {
-            return Err(spilled());
+            return Err(not_resident(target));
         }
         let content = self.writable_content(target).await?;
         let (_share, space) = self.with_room(|| self.reserve_for_write(target, &content, to_offset, len)).await?;
@@ -439,9 +455,9 @@ impl Inner {
         .await?;
         target.state.lock().changed();
         self.account_reserved(target, &content, Some(space))?;
-        if source.state.lock().spills != spills {
-            // What was copied may be a hole. The caller copies it again.
-            return Err(spilled());
+        // What was copied may be a hole, or the content file ends too early. The caller copies it again.
+        if source.state.lock().spills != spills || copied == 0 {
+            return Err(not_resident(source));
         }
         Ok(copied as u64)
     }
@@ -537,6 +553,11 @@ impl Inner {
             _ => Err(Error::new(ErrorKind::InvalidInput, Side::Application, self.display(ino))),
         }
     }
+}
+
+/// Whether a file is larger than the fast pool's file system or the catalog allows.
+fn is_too_large(error: &Error) -> bool {
+    error.is(ErrorKind::TooLarge) && error.side() == Side::Cache
 }
 
 /// Returns the bytes of the blocks that a range of `bytes` touches: users are charged for blocks.

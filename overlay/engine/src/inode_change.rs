@@ -54,7 +54,8 @@ impl<'a> InodeChange<'a> {
         let residency = self.state.residency(self.catalog)?;
         self.bytes_before_chunk.get_or_insert(residency.bytes);
         residency.landed(chunk, range, checksum);
-        residency.epoch = epoch;
+        // The bytes that it has already may be of a later epoch than these: all of them are trusted only with the last one.
+        residency.epoch = residency.epoch.max(epoch);
         residency.bytes = occupied;
         self.batch.put_chunk(id, residency, chunk);
         Ok(residency)
@@ -122,6 +123,27 @@ mod tests {
 
     const INO: Ino = Ino(1000);
     const ID: ContentId = ContentId(7);
+
+    /// A chunk that lands late may have taken its epoch before another one that landed first.
+    #[test]
+    fn content_belongs_to_the_last_epoch_of_its_chunks() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        let mut batch = catalog.batch();
+        let file = FileState::absent().begin_fetch(ID).unwrap();
+        batch.put_inode(INO, &InodeRecord { file, ..file_of_pool(2 * CHUNK_BYTES) }, false);
+        batch.put_content(ID, &ContentRecord::empty(INO, 1));
+        catalog.write(batch).unwrap();
+        let node = NodeTable::default().get(&catalog, INO, |_| Ok(())).unwrap().unwrap();
+        let mut state = node.state.lock();
+        for (chunk, epoch) in [(0, 2), (1, 1)] {
+            let start = u64::from(chunk) * CHUNK_BYTES;
+            let mut change = InodeChange::begin(&catalog, INO, &mut state);
+            change.add_chunk(ID, chunk, start..start + CHUNK_BYTES, 1, (epoch, start + CHUNK_BYTES)).unwrap();
+            change.commit().unwrap();
+            assert_eq!(catalog.content(ID).unwrap().unwrap().epoch, 2);
+        }
+    }
 
     #[test]
     fn a_change_that_is_not_written_is_not_visible() {

@@ -166,6 +166,8 @@ pub struct TestOptions {
     pub open_contents: Option<usize>,
     /// Makes writes to the catalog fail.
     pub catalog_faults: WriteFaults,
+    /// Makes writes of fetched bytes fail.
+    pub content_faults: Option<content_io::ContentFaults>,
 }
 
 /// Default memory for buffers.
@@ -252,12 +254,14 @@ impl Overlay {
             let settle = catalog.clone();
             let quotas = quotas::Quotas::open(&options.policy.quotas, &catalog)?;
             let shares = Shares::new(options.policy.shares, store.budget.limit());
+            let (io, io_fallback) = content_io::open(options.content_io);
+            let io = options.for_tests.content_faults.iter().fold(io, |io, faults| faults.over(io));
             let inner = Arc::new(Inner {
                 pool: options.pool,
                 contents: contents::ContentFiles::new(
                     catalog.new_content()?.0,
                     options.for_tests.open_contents.unwrap_or_else(descriptors::for_contents),
-                    content_io::open(options.content_io),
+                    (io, io_fallback),
                 ),
                 preallocated: PreallocatedFiles::new(store.clone(), catalog.clone()),
                 names: namespace::Namespace::of(&catalog)?,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use forebay_backends::{Content as ContentStream, Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
-use forebay_cache::{CHUNK_BYTES, ContentId};
+use forebay_cache::CHUNK_BYTES;
 use forebay_catalog::NameRecord;
 use futures::future::BoxFuture;
 
@@ -226,19 +226,26 @@ impl Loan {
     /// `Stale` if it is not resident any more, or the file has another version by now; errors of the fast pool.
     pub async fn chunk(&self, index: u64) -> Result<(Bytes, u32)> {
         let inner = &self.overlay.inner;
+        // Further chunks are never resident.
+        let number = u32::try_from(index).map_err(|_| self.gone())?;
         let range = index * CHUNK_BYTES..self.size().min((index + 1) * CHUNK_BYTES);
-        let (content, checksum) = {
+        let (id, content, checksum) = {
             let mut state = self.node.state.lock();
             self.check(&mut state, &range)?;
-            let content = inner.content(self.node.ino, &mut state)?;
+            let id = state.record.file.content().ok_or_else(|| self.gone())?;
+            let content = inner.content(self.node.ino, &mut state);
             let residency = inner.residency(&mut state)?;
-            (content.clone(), inner.catalog.checksum(ContentId(content.id), residency, index as u32)?)
+            (id, content, inner.catalog.checksum(id, residency, number)?)
         };
-        let bytes = inner.read_content(&content, range.start, (range.end - range.start) as usize).await?;
+        let (at, len) = (range.start, range.end.saturating_sub(range.start));
+        let bytes = match inner.read_valid(self.node.ino, content, (at, len as usize), range.end).await {
+            Err(e) if inner.content_failed(&self.node, id, &e) => return Err(self.gone()),
+            read => read?,
+        };
         // A content file is not used for another file, and not for other bytes, as long as a record names it.
         let mut state = self.node.state.lock();
         self.check(&mut state, &range)?;
-        if state.record.file.content() != Some(ContentId(content.id)) || bytes.len() as u64 != range.end - range.start {
+        if state.record.file.content() != Some(id) || bytes.len() as u64 != len {
             return Err(self.gone());
         }
         // Content that was written in the mount has none.

@@ -442,7 +442,7 @@ impl<'a> Txn<'a> {
         let mut residency = self.residency(ino)?;
         // The content may not be durable yet, so it gets the epoch of what is fetched now.
         residency.epoch = inner.catalog.epoch();
-        inner.epochs.fetched.store(residency.epoch, Ordering::Relaxed);
+        inner.epochs.fetched.fetch_max(residency.epoch, Ordering::Relaxed);
         self.batch.put_unproven_content(id, &mut residency);
         let collected = self.collected(ino)?;
         collected.evictable = Some(Some(residency.bytes));

@@ -21,7 +21,7 @@ impl Inner {
         record.count_links(stat);
         // It may have been emptied meanwhile: then the pool's copy is older.
         if record.file.is_written_through() {
-            record.size = stat.size;
+            record.take_size(stat);
             if let Some(now) = written {
                 (record.mtime, record.ctime) = (now, now);
                 record.dirty.times = true;

@@ -227,7 +227,7 @@ impl LendTask {
     /// Makes the range resident, from the pool. Goes on if the reader leaves, since other members will request it, too.
     async fn fetch(&mut self, file: FileKey, frames: &Frames) -> Result<(), PassOver> {
         let refusal = |e: Error| match e.kind() {
-            ErrorKind::NoSpace => PassOver::NoRoom,
+            ErrorKind::NoSpace | ErrorKind::Quota | ErrorKind::TooLarge => PassOver::NoRoom,
             ErrorKind::Stale | ErrorKind::NotFound => PassOver::RefusedVersion,
             _ => PassOver::NotResident,
         };

@@ -124,3 +124,18 @@ fn nothing_is_placed_on_a_device_that_fails() {
     store.probe(false);
     assert!(store.is_used(id) && store.probe_in().is_none() && store.tier_for_writes() == 1);
 }
+
+#[test]
+fn a_mark_that_cannot_be_read_is_kept() {
+    let dirs = Dirs::new();
+    drop(dirs.store(&[]));
+    let mark = dirs.fast().join("device");
+    let unreadable = b"\xff is no text";
+    std::fs::write(&mark, unreadable).unwrap();
+    let store = ContentStore::open(&[dirs.fast()], Some(1 << 30)).unwrap();
+    let refused = store.identify("me").unwrap_err();
+    assert!(refused.to_string().contains("mark"), "{refused}");
+    assert_eq!(std::fs::read(&mark).unwrap(), unreadable);
+    std::fs::remove_file(&mark).unwrap();
+    store.identify("me").unwrap();
+}

@@ -54,14 +54,14 @@ impl Inner {
             let came = request.is_all_of(&version, content.len() as u64).then(|| content.clone());
             let (inner, node) = (self.clone(), node.clone());
             // Readers may wait for these chunks by now, so the task goes on even if the caller is dropped.
-            let task = async move {
-                match came {
-                    Some(content) => inner.answer_with(&node, request, content).await,
-                    None => inner.answer(&node, request).await,
+            match came {
+                Some(content) => {
+                    let task = async move { inner.answer_with(&node, request, content).await };
+                    tokio::spawn(task.boxed()).await.map_err(|_| lost())?;
                 }
-            };
-            let answered = tokio::spawn(task.boxed());
-            answered.await.map_err(|_| lost())?;
+                // Not awaited: a request waits for memory, and the caller holds some of it.
+                None => drop(tokio::spawn(async move { inner.answer(&node, request).await }.boxed())),
+            }
         }
         Ok(node.state.lock().record.file.is_whole())
     }

@@ -109,7 +109,8 @@ impl Inner {
             state.pool_sync = PoolSync::default();
             state.kernel.pages_stale = true;
         })?;
-        txn.commit()?;
+        // If no record names the new content file, it goes.
+        txn.commit().inspect_err(|_| self.trash.discard(id, 0))?;
         self.keep_open(node.ino);
         if old.is_some() {
             // The kernel may keep the old content file for the next open, which would pin its space.

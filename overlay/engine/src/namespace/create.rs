@@ -185,7 +185,8 @@ impl Inner {
         txn.show(parent, name, Some((ino, new.kind)))?;
         txn.touch_dir(parent, i32::from(new.kind == FileKind::Directory))?;
         txn.state_at_once(parent)?.names.negative.remove(name);
-        txn.commit()?;
+        // If no record names its content file, it goes.
+        txn.commit().inspect_err(|_| content.into_iter().for_each(|id| self.trash.discard(id, 0)))?;
         if opened.is_some() {
             let node = self.node(ino)?;
             let mut state = node.state.lock();

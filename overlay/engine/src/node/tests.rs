@@ -12,8 +12,12 @@ use super::{Attachment, Bypass, DirtyContent, FileOpens};
 
 /// Returns the record of a file that the pool has.
 pub(crate) fn file_of_pool(size: u64) -> InodeRecord {
+    InodeRecord::from_pool(&stat_of_file(size), None)
+}
+
+fn stat_of_file(size: u64) -> Stat {
     let time = Time { secs: 1, nanos: 0 };
-    let stat = Stat {
+    Stat {
         kind: FileKind::File,
         mode: 0o644,
         uid: 0,
@@ -26,8 +30,7 @@ pub(crate) fn file_of_pool(size: u64) -> InodeRecord {
         mtime: time,
         ctime: time,
         version: Version::Tag { etag: String::new(), id: String::new(), size, mtime: time },
-    };
-    InodeRecord::from_pool(&stat, None)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -265,4 +268,17 @@ fn a_deleted_inode_stays_deleted() {
     attachment = Attachment::Deleted;
     attachment.supersede();
     assert_eq!(attachment, Attachment::Deleted);
+}
+
+#[test]
+fn a_size_that_no_file_of_linux_has_is_cut() {
+    let largest = i64::MAX as u64;
+    for (reported, is) in [(largest - 1, largest - 1), (largest, largest), (largest + 1, largest), (u64::MAX, largest)]
+    {
+        let mut record = file_of_pool(reported);
+        assert_eq!(record.size, is);
+        record.size = 1;
+        record.take_attrs(&stat_of_file(reported));
+        assert_eq!(record.size, is);
+    }
 }

@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Files that the log names.
 const NAMED: usize = 20;
 
-/// Returns whether an error says that a device of the fast pool fails.
+/// Returns whether an error says that a device of the fast pool fails, or does not have what was written to it.
 pub(crate) fn is_of_device(error: &Error) -> bool {
     error.side() == Side::Cache && is_device_error(error.errno())
 }
@@ -71,7 +71,10 @@ impl Inner {
         if !is_of_device(error) {
             return false;
         }
-        self.store.note_error(id, error);
+        // One content file that is missing or too short does not tell whether the device works.
+        if !error.is(ErrorKind::Corrupt) {
+            self.store.note_error(id, error);
+        }
         match self.give_up_unwritten(node, id) {
             Ok(given_up) => given_up,
             Err(error) => {

@@ -183,13 +183,14 @@ impl Inner {
             }
             let mut residency = txn.residency(node.ino)?;
             let counted = std::mem::replace(&mut residency.bytes, occupied);
-            residency.epoch = self.catalog.epoch();
+            let epoch = self.catalog.epoch();
+            residency.epoch = epoch;
             let record = txn.record(node.ino)?;
             record.file = record.file.moved(new)?;
             let (atime, mtime) = if was_dirty { (record.atime, stamp.mtime) } else { (record.atime, record.mtime) };
             set_mtime(&copy.file, atime, mtime).inspect_err(|error| note(new, error))?;
             txn.move_content(node.ino, id, copy.clone(), residency)?;
-            self.epochs.fetched.store(self.catalog.epoch(), Ordering::Relaxed);
+            self.epochs.fetched.fetch_max(epoch, Ordering::Relaxed);
             txn.discard(id, counted);
             txn.commit()?;
             self.store.account(new, 0, occupied);

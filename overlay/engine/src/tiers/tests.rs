@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use forebay_api::operator::{EvictRequest, FlushRequest};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{Attrs, Expected, Piece, Pool, PoolPath, RenameMode, Time};
+use forebay_backends::{Attrs, Error, Expected, Piece, Pool, PoolPath, RenameMode, Side, Time};
 use tempfile::TempDir;
 
 use super::moving::{MoveEnd, MoveReason};
+use crate::fetch::FetchPriority;
 use crate::node::NodeState;
 use crate::{Caller, Ino, Options, Overlay, TestOptions, blocking, content_io, summary};
 
@@ -33,9 +34,14 @@ impl Tiered {
 
     /// Opens an overlay with a limit for the fast directory. A task of one that was shut down may hold it for a moment.
     async fn open(&self, limit_bytes: u64) -> Overlay {
+        self.open_with(limit_bytes, "").await
+    }
+
+    /// The same with rules.
+    async fn open_with(&self, limit_bytes: u64, rules: &str) -> Overlay {
         let policy = format!(
             "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\
-             [[tier]]\nname = \"quick\"\nfast = [\"{}\"]\nlimit = \"16MiB\"\n",
+             [[tier]]\nname = \"quick\"\nfast = [\"{}\"]\nlimit = \"16MiB\"\n{rules}",
             self.tier.path().join("quick").display()
         );
         let options = || Options {
@@ -57,6 +63,15 @@ impl Tiered {
                 opened => return opened.unwrap(),
             }
         }
+    }
+
+    /// Puts a file into the pool, as another client does.
+    async fn put(&self, name: &str, content: &[u8]) {
+        let pieces = vec![Ok(Piece { offset: 0, data: Bytes::copy_from_slice(content) })];
+        let now = Time::now();
+        let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
+        let pieces = Box::pin(futures::stream::iter(pieces));
+        self.pool.put(&path(name), content.len() as u64, pieces, &attrs, &Expected::Anything).await.unwrap();
     }
 }
 
@@ -178,11 +193,7 @@ fn in_memory(overlay: &Overlay, ino: Ino, is: impl Fn(&NodeState) -> bool) -> bo
 /// Makes a file `b` whose only copy is in memory, while the fast directory has no room for it: `filler` has it, which
 /// is not in the pool either.
 async fn only_copy_in_memory(tiered: &Tiered, overlay: &Overlay) -> Ino {
-    let pieces = vec![Ok(Piece { offset: 0, data: vec![7; LEN].into() })];
-    let now = Time::now();
-    let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
-    let pieces = Box::pin(futures::stream::iter(pieces));
-    tiered.pool.put(&path("a"), LEN as u64, pieces, &attrs, &Expected::Anything).await.unwrap();
+    tiered.put("a", &[7; LEN]).await;
     for _ in 0..3 {
         assert!(read(overlay, "a").await == [7; LEN]);
     }
@@ -224,5 +235,40 @@ async fn the_only_copy_leaves_memory_after_a_restart() {
     let overlay = tiered.open(4 * SMALL).await;
     wait_until("it has left memory", || !in_memory(&overlay, ino, |_| true)).await;
     assert!(read(&overlay, "b").await == [7; LEN]);
+    overlay.shutdown().await.unwrap();
+}
+
+/// SEMANTICS 93: "If a device fails that does not hold the catalog, clean content on it is read from the pool"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_partly_on_a_bypassed_device_is_read() {
+    let tiered = Tiered::new("/var/tmp");
+    let content = |len: u64| (0..len).map(|at| ((at >> 12) % 251 + 1) as u8).collect::<Vec<_>>();
+    let files = [("small", content(3 * MIB)), ("large", content(8 * MIB))];
+    for (name, bytes) in &files {
+        tiered.put(name, bytes).await;
+    }
+    let overlay = tiered.open_with(1 << 30, "[[rule]]\npaths = \"*\"\ntier = \"quick\"\n").await;
+    let inner = &overlay.inner;
+    let large = overlay.resolve(&path("large")).await.unwrap();
+    overlay.open_file(large, libc::O_RDONLY).await.unwrap();
+    let mut ids = Vec::new();
+    for (name, _) in &files {
+        let node = inner.node(overlay.resolve(&path(name)).await.unwrap()).unwrap();
+        inner.ensure(&node, MIB..2 * MIB, FetchPriority::Demand).await.unwrap();
+        ids.extend(node.state.lock().record.file.content());
+    }
+    assert_eq!(ids.len(), 2);
+    // Content that is on the device for certain stays when the device is bypassed.
+    let again = inner.clone();
+    blocking(move || again.close_epoch()).await.unwrap();
+    for _ in 0..3 {
+        inner.store.note_error(ids[0], &Error::os(libc::EIO, Side::Cache, "a test made it fail"));
+    }
+    assert!(ids.iter().all(|id| inner.store.device_of(*id) != 0 && !inner.store.is_used(*id)));
+    assert!(overlay.read(large, 6 * MIB, 1 << 20).await.unwrap() == files[1].1[6 << 20..7 << 20]);
+    for (name, bytes) in &files {
+        assert!(read(&overlay, name).await == *bytes, "{name}");
+    }
+    overlay.release(large, libc::O_RDONLY);
     overlay.shutdown().await.unwrap();
 }
