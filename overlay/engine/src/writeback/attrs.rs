@@ -110,8 +110,7 @@ impl Inner {
                 self.learn_attrs(ino).await?;
                 self.known_xattrs(ino).await?;
             }
-            let _moves = self.pool_calls.moves.read().await;
-            let _lock = node.flush.lock().await;
+            let _locks = self.hold_path(&node).await;
             let record = self.record_of(ino)?;
             if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino)? {
                 return Ok(());

@@ -12,7 +12,6 @@ use futures::future::BoxFuture;
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Txn};
-use super::apply::MOVED_ASIDE;
 
 /// Steps that one name may take: more would be a loop.
 const MAX_STEPS: u32 = 100_000;
@@ -155,16 +154,23 @@ impl Inner {
     }
 
     /// Frees one of the names that wait for each other, from `link` down to the end of the chain: one under which the
-    /// pool has something.
+    /// pool has something else than the mount shows.
+    ///
+    /// A name under which the mount shows nothing is not freed: no object waits for its place. Each circle has another
+    /// name: what waits for the names in a removed directory is the name of that directory, which another object takes.
     async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[BlockedName]) -> Result<Freed> {
         let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
             let record = self.catalog.name(*parent, name)?;
-            // Parking an object again that is already parked frees no name of use.
-            if record.pool.is_some() && !name.starts_with(MOVED_ASIDE.as_bytes()) {
-                self.move_aside(&record, *parent, name).await?;
-                return Ok(if at + 1 == chain.len() { Freed::Last } else { Freed::Another });
+            if let (Some(here), Some(occupant)) = (record.here_ino(), record.pool)
+                && here != occupant
+            {
+                return Ok(match self.move_aside(&record, occupant, (*parent, name)).await? {
+                    false => Freed::None,
+                    true if at + 1 == chain.len() => Freed::Last,
+                    true => Freed::Another,
+                });
             }
         }
         Ok(Freed::None)

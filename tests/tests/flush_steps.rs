@@ -1,0 +1,130 @@
+//! Steps of the flush that meet each other, other clients, or programs that still have the file.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_api::operator::FlushRequest;
+use forebay_backends::decorators::{CallKind, Odds, PoolCall};
+use forebay_backends::{Attrs, ErrorKind, Expected, Piece, Pool, Time};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime, TestOptions, summary};
+use forebay_tests::engine::*;
+use forebay_tests::held::{HeldCalls, HeldPool};
+
+const ON_CLOSE: &str = "[default]\nflush = \"on-close\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+/// A wait that takes this long has no end.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// Opens an overlay on a pool of which calls can be held.
+async fn open_held(fixture: &Fixture, policy: Option<&str>, for_tests: TestOptions) -> (Overlay, HeldCalls) {
+    let held = HeldCalls::default();
+    let overlay = opened(|| {
+        let options = fixture.options();
+        Options {
+            pool: Arc::new(HeldPool::with(fixture.metrics.clone(), held.clone())),
+            policy: policy.map_or(options.policy, |policy| Policy::parse(policy).unwrap()),
+            for_tests: for_tests.clone(),
+            ..options
+        }
+    });
+    (overlay.await, held)
+}
+
+/// Accepts the calls of a kind for one path.
+fn calls(kind: CallKind, path: &str) -> impl Fn(&PoolCall<'_>) -> bool + Send + Sync + use<> {
+    let path = pool_path(path);
+    move |call| call.kind == kind && call.path.as_bytes() == path.as_bytes()
+}
+
+async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(HANGS, work).await.unwrap_or_else(|_| panic!("{what} hangs"))
+}
+
+/// Opens the content file that has these bytes, as a program has it open that the kernel serves without the daemon.
+fn hold_content(fixture: &Fixture, bytes: &str) -> File {
+    fn search(dir: &Path, bytes: &[u8]) -> Option<File> {
+        let mut entries = std::fs::read_dir(dir).ok()?.flatten();
+        entries.find_map(|entry| match entry.file_type().ok()?.is_dir() {
+            true => search(&entry.path(), bytes),
+            false if std::fs::read(entry.path()).ok()? == bytes => {
+                File::options().read(true).write(true).open(entry.path()).ok()
+            }
+            false => None,
+        })
+    }
+    search(&fixture.fast.path().join("content"), bytes.as_bytes()).expect("no content file has these bytes")
+}
+
+async fn swap(overlay: &Overlay, a: &str, b: &str) {
+    for (from, to) in [(a, "between"), (b, a), ("between", b)] {
+        rename(overlay, from, to).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_name_of_a_program_keeps_a_circle_of_names_from_the_pool() {
+    let fixture = Fixture::new();
+    for (name, content) in [("x", "X"), ("y", "Y"), (".forebay-moving-1", "1"), (".forebay-moving-2", "2")] {
+        fixture.put(name, content.as_bytes()).await;
+    }
+    let overlay = fixture.open().await;
+    let mut parked = Vec::new();
+    for name in ["x", "y"] {
+        let ino = find(&overlay, name).await;
+        // What an earlier daemon called a parked object, made by a program in the mount or by another client.
+        parked.push(format!(".forebay-moving-here-{}", ino.0));
+    }
+    swap(&overlay, "x", "y").await;
+    swap(&overlay, ".forebay-moving-1", ".forebay-moving-2").await;
+    write(&overlay, &parked[0], "a program's").await.unwrap();
+    fixture.put(&parked[1], b"another client's").await;
+    flushed(&overlay).await;
+    let pooled = |path: &str| String::from_utf8(in_pool(&fixture, path).unwrap()).unwrap();
+    assert_eq!((pooled("x"), pooled("y")), ("Y".into(), "X".into()));
+    assert_eq!((pooled(".forebay-moving-1"), pooled(".forebay-moving-2")), ("2".into(), "1".into()));
+    assert_eq!((pooled(&parked[0]), pooled(&parked[1])), ("a program's".into(), "another client's".into()));
+    assert_eq!(fixture.pooled().len(), 6, "{:?}", fixture.pooled());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_upload_delays_only_the_moves_of_directories_above_it() {
+    let fixture = Fixture::new();
+    for dir in ["a", "b", "c"] {
+        fixture.mkdir(dir).await;
+    }
+    let (overlay, held) = open_held(&fixture, Some(ON_CLOSE), TestOptions::default()).await;
+    let writing = |path: &'static str| {
+        let overlay = overlay.clone();
+        tokio::spawn(async move { write(&overlay, path, path).await.unwrap() })
+    };
+    held.hold(1, calls(CallKind::Put, "a/f"));
+    let long = writing("a/f");
+    in_time("the upload", held.until_waiting(1)).await;
+    rename(&overlay, "b", "moved").await.unwrap();
+    in_time("a move of another directory", writing("moved/g")).await.unwrap();
+    rename(&overlay, "a", "above").await.unwrap();
+    let above = writing("above/h");
+    // The move of the directory above waits, and what is below another directory does not wait for it.
+    in_time("an upload below another directory", writing("c/i")).await.unwrap();
+    rename(&overlay, "c", "again").await.unwrap();
+    in_time("a move of another directory", writing("again/j")).await.unwrap();
+    assert!(held.waiting() == 1 && !long.is_finished() && !above.is_finished());
+    held.release();
+    long.await.unwrap();
+    above.await.unwrap();
+    flushed(&overlay).await;
+    let right = [
+        ("/above/", ""),
+        ("/above/f", "a/f"),
+        ("/above/h", "above/h"),
+        ("/again/", ""),
+        ("/again/i", "c/i"),
+        ("/again/j", "again/j"),
+        ("/moved/", ""),
+        ("/moved/g", "moved/g"),
+    ];
+    assert_eq!(fixture.pooled(), pairs(&right));
+}
