@@ -128,3 +128,25 @@ async fn a_long_upload_delays_only_the_moves_of_directories_above_it() {
     ];
     assert_eq!(fixture.pooled(), pairs(&right));
 }
+
+/// SEMANTICS 34: "A store through a shared mapping is written back like any other write, also after the file was closed"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_file_stays_dirty_although_its_content_file_is_closed_during_the_upload() {
+    let fixture = Fixture::new();
+    let few = TestOptions { open_contents: Some(1), ..TestOptions::default() };
+    let (overlay, held) = open_held(&fixture, None, few).await;
+    write(&overlay, "a", "before").await.unwrap();
+    let program = hold_content(&fixture, "before");
+    held.hold(1, calls(CallKind::Put, "a"));
+    let flushing = overlay.clone();
+    let flushing = tokio::spawn(async move { flush(&flushing).await });
+    in_time("the upload", held.until_waiting(1)).await;
+    // The daemon keeps one content file open, and now it is this one.
+    write(&overlay, "b", "other").await.unwrap();
+    held.release();
+    flushing.await.unwrap();
+    program.write_all_at(b"stored", 0).unwrap();
+    drop(program);
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "stored"), ("/b", "other")]));
+}

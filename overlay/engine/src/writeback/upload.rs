@@ -300,8 +300,13 @@ impl Inner {
         names: &(dyn Fn(&mut Txn<'_>) -> Result<()> + Sync),
     ) -> Result<Option<Arc<Content>>> {
         let mut txn = Txn::begin(self);
+        // Without a descriptor of its own, the daemon would see neither a mapping nor the present stamp. It may have closed
+        // the content file of a dirty file during the upload.
+        let content = match txn.record(ino)?.file.is_dirty() {
+            true => Some(txn.content(ino)?),
+            false => txn.state(ino)?.content.clone(),
+        };
         let state = txn.state(ino)?;
-        let content = state.content.clone();
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
         let held = state.opens.has_writer() || content.as_ref().is_some_and(|content| is_open_elsewhere(&content.file));
         let unchanged = match &content {
