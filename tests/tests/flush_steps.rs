@@ -150,3 +150,50 @@ async fn a_held_file_stays_dirty_although_its_content_file_is_closed_during_the_
     flushed(&overlay).await;
     assert_eq!(fixture.pooled(), pairs(&[("/a", "stored"), ("/b", "other")]));
 }
+
+/// SEMANTICS 2: "Where the policy says `on-close`, changes that `close` acknowledged are in the pool."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_that_meets_a_call_in_doubt_acknowledges_nothing_that_was_not_sent() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"old").await;
+    let (overlay, held) = open_held(&fixture, Some(ON_CLOSE), TestOptions::default()).await;
+    let ino = find(&overlay, "a").await;
+    overlay.open_file(ino, RDWR).await.unwrap();
+    put(&overlay, ino, 0, b"new").await;
+    fixture.fault.set_odds(CallKind::Put, Odds { before: 1.0, after: 0.0 });
+    held.hold(1, calls(CallKind::Stat, "a"));
+    let other = overlay.clone();
+    let other = tokio::spawn(async move { other.close(ino, true).await });
+    in_time("the other close", held.until_waiting(1)).await;
+    refused(overlay.close(ino, true).await);
+    held.release();
+    refused(other.await.unwrap());
+    assert_eq!(in_pool(&fixture, "a").unwrap(), b"old");
+    fixture.fault.heal();
+    overlay.close(ino, true).await.unwrap();
+    assert_eq!(in_pool(&fixture, "a").unwrap(), b"new");
+    overlay.release(ino, RDWR);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_removed_while_a_reader_holds_it_is_no_conflict() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.mkdir("e").await;
+    fixture.put("d/a", b"old").await;
+    // No program has looked at this name.
+    fixture.memory.link(&pool_path("d/a"), &pool_path("e/b")).await.unwrap();
+    let overlay = fixture.open().await;
+    let (dir, ino): (Ino, Ino) = (find(&overlay, "d").await, find(&overlay, "d/a").await);
+    overlay.open_file(ino, RDWR).await.unwrap();
+    put(&overlay, ino, 0, b"new").await;
+    close(&overlay, ino).await;
+    let reader = hold_content(&fixture, "new");
+    overlay.unlink(dir, b"a").await.unwrap();
+    let done = summary(overlay.flush(FlushRequest { wait: true, ..Default::default() })).await.0;
+    assert_eq!((done.failed, done.message), (0, None));
+    drop(reader);
+    flushed(&overlay).await;
+    assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
+    assert_eq!(fixture.pooled(), pairs(&[("/d/", ""), ("/e/", ""), ("/e/b", "new")]));
+}

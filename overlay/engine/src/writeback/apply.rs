@@ -168,13 +168,13 @@ impl Inner {
             let last = record.kind == FileKind::File && record.links.is_empty() && record.pool_links.len() == 1;
             let is_here = record.file.is_whole() || record.file.is_dirty();
             let missing = (last && state.opens.any() && !is_here).then_some(record.size);
-            (missing, leads_to_unseen(record) && state.opens.has_writer())
+            (missing, leads_to_unseen(record) && state.may_be_written())
         };
         if written {
             return Err(Error::new(
                 ErrorKind::Busy,
                 Side::Application,
-                "removed while it is open for writing; its name in the pool is removed when it is closed",
+                "removed while it is open for writing, or mapped; its name in the pool is removed when it is closed",
             ));
         }
         let Some(size) = missing else { return Ok(()) };

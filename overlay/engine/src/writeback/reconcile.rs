@@ -12,12 +12,17 @@ use futures::future::BoxFuture;
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Txn};
+use super::attrs::FlushAttempt;
 
 /// Steps that one name may take: more would be a loop.
 const MAX_STEPS: u32 = 100_000;
 
 /// Circles in which no name can be freed, because another flush frees one: more than this are no coincidence.
 const MAX_STUCK: u32 = 1000;
+
+/// How often a file is flushed before its last known name goes: its content, attributes that were set separately, and
+/// what changed meanwhile.
+const LAST_ATTEMPTS: u32 = 5;
 
 /// What is to be done next for a name.
 pub(super) enum NextStep {
@@ -270,26 +275,35 @@ impl Inner {
     /// Flushes what was written to a file, before the last known name of the file goes.
     async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.ready_to_go(ino).await?;
-        // Content, then attributes that were set separately.
-        for _ in 0..2 {
-            self.flush_in_place(ino).await?;
+        for _ in 0..LAST_ATTEMPTS {
+            let attempt = self.flush_in_place(ino).await?;
             self.resolve_doubt(ino).await?;
-            let record = self.record_of(ino)?;
-            if !record.is_dirty() || !leads_to_unseen(&record) {
+            let mut txn = Txn::begin(self);
+            // A program that reads it past the daemon keeps it dirty, although the pool has what was written.
+            let is_uploaded = txn.state(ino)?.is_uploaded();
+            let record = txn.record(ino)?;
+            if !record.is_dirty() || !leads_to_unseen(record) {
                 return Ok(());
             }
+            let is_sent = is_uploaded && !record.dirty.any() && record.dirty_xattrs.is_empty();
+            let is_conflict = attempt == FlushAttempt::Conflict;
+            if !is_sent && !is_conflict {
+                continue;
+            }
+            // After a conflict, it has no name in the mount under which ours could stay beside the other copy.
+            record.unseen_links = 0;
+            txn.reap(ino)?;
+            txn.commit()?;
+            if is_conflict {
+                self.report_conflict(format!(
+                    "{}: removed in the mount after it was written, and changed in the pool",
+                    self.display(ino)
+                ));
+            }
+            return Ok(());
         }
-        // Another client changed it, too. It has no name in the mount under which ours could stay beside the other
-        // copy.
-        let mut txn = Txn::begin(self);
-        txn.record(ino)?.unseen_links = 0;
-        txn.reap(ino)?;
-        txn.commit()?;
-        self.report_conflict(format!(
-            "{}: removed in the mount after it was written, and changed in the pool",
-            self.display(ino)
-        ));
-        Ok(())
+        let what = format!("{}: removed in the mount, and changes all the time while it is flushed", self.display(ino));
+        Err(Error::new(ErrorKind::Busy, Side::Application, what))
     }
 
     /// Resolves the calls in doubt for the name, its directory, and the inodes that the mount shows and the pool has
