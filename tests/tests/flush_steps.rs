@@ -151,6 +151,43 @@ async fn a_held_file_stays_dirty_although_its_content_file_is_closed_during_the_
     assert_eq!(fixture.pooled(), pairs(&[("/a", "stored"), ("/b", "other")]));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_arrives_late_is_no_change_of_another_client() {
+    for name in ["made", "replaced"] {
+        let fixture = Fixture::new();
+        fixture.put("replaced", b"old").await;
+        let (overlay, held) = open_held(&fixture, None, TestOptions::default()).await;
+        write(&overlay, name, "first").await.unwrap();
+        let mtime = Time { nanos: 123_456_789, ..Time::now() };
+        let change = Change { mtime: Some(SetTime::At(mtime)), ..Change::default() };
+        overlay.setattr(find(&overlay, name).await, &change, CALLER).await.unwrap();
+        fixture.fault.set_error(ErrorKind::Timeout);
+        fixture.fault.set_odds(CallKind::Put, Odds { before: 1.0, after: 0.0 });
+        assert!(flush(&overlay).await.failed > 0, "{name}");
+        fixture.fault.heal();
+        write(&overlay, name, "second").await.unwrap();
+        held.hold(1, calls(CallKind::Put, name));
+        let flushing = overlay.clone();
+        let flushing = tokio::spawn(async move { flush(&flushing).await });
+        in_time("the upload", held.until_waiting(1)).await;
+        let late = futures::stream::iter([Ok(Piece { offset: 0, data: Bytes::from_static(b"first") })]);
+        let attrs = Attrs { mtime, ..attrs(0o644) };
+        fixture.memory.put(&pool_path(name), 5, Box::pin(late), &attrs, &Expected::Anything).await.unwrap();
+        held.release();
+        flushing.await.unwrap();
+        flushed(&overlay).await;
+        assert_eq!(overlay.status().await.conflicts, Vec::<String>::new(), "{name}");
+        assert_eq!(in_pool(&fixture, name).unwrap(), b"second", "{name}");
+        // What another client wrote is kept.
+        fixture.put(name, b"first").await;
+        write(&overlay, name, "third").await.unwrap();
+        fixture.put(name, b"forth").await;
+        flushed(&overlay).await;
+        assert_eq!(overlay.status().await.conflicts.len(), 1, "{name}");
+        assert_eq!(in_pool(&fixture, name).unwrap(), b"forth", "{name}");
+    }
+}
+
 /// SEMANTICS 2: "Where the policy says `on-close`, changes that `close` acknowledged are in the pool."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_close_that_meets_a_call_in_doubt_acknowledges_nothing_that_was_not_sent() {

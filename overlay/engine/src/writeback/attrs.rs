@@ -261,7 +261,9 @@ impl Inner {
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     // Another client wrote these bytes, and with them the times of the directory.
                     Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
-                    None if self.replaces_theirs(ino, &stat)? => expected = Expected::Version(stat.version),
+                    None if self.replaces_theirs(ino, &stat)? || self.is_late_upload(ino, &stat)? => {
+                        expected = Expected::Version(stat.version);
+                    }
                     // All of its names in the pool refer to the object that another client changed.
                     None => {
                         for (parent, name) in &record.pool_links {

@@ -55,6 +55,12 @@ impl Inner {
         Ok(is_file && self.policy_of(&node).conflict == ConflictPolicy::Ours)
     }
 
+    /// Whether a file of the pool is an earlier upload of ours whose answer was lost, and which arrived only after the
+    /// flush had looked for it.
+    pub(super) fn is_late_upload(&self, ino: Ino, theirs: &Stat) -> Result<bool> {
+        Ok(self.node(ino)?.state.lock().late_uploads.is_one(theirs))
+    }
+
     /// Gives up our copy: the mount shows the pool's copy from now on.
     fn drop_ours(&self, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
         let mut txn = Txn::begin(self);

@@ -86,7 +86,8 @@ impl Inner {
                 (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
                 let pieces = self.pieces(content.clone(), frozen, stamp);
                 let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
-                let what = PendingChange::Content { size: sent.size, mtime: sent.mtime };
+                let (size, mtime) = (sent.size, sent.mtime);
+                let what = PendingChange::Content { size, mtime };
                 if !self.about_to_send(at, ino, what).await? {
                     return Ok(None);
                 }
@@ -131,7 +132,12 @@ impl Inner {
                         tracing::warn!(%path, error = %e, "the content is uploaded without an attribute");
                         attempts = 0..ATTEMPTS;
                     }
-                    Err(e) => return Err(e.context(path)),
+                    Err(e) => {
+                        if e.is_unreachable() {
+                            self.node(ino)?.state.lock().late_uploads.note(size, mtime);
+                        }
+                        return Err(e.context(path));
+                    }
                 }
             }
             Err(Error::new(
