@@ -212,6 +212,32 @@ async fn a_close_that_meets_a_call_in_doubt_acknowledges_nothing_that_was_not_se
     overlay.release(ino, RDWR);
 }
 
+/// SEMANTICS 10: "If the pool's copy of a dirty file changed, both copies are kept"
+#[tokio::test(flavor = "multi_thread")]
+async fn conflicts_of_two_long_names_at_one_moment_keep_all_copies() {
+    let fixture = Fixture::new();
+    let names = ["1", "2"].map(|end| format!("{}{end}", "n".repeat(249)));
+    for name in &names {
+        fixture.put(name, b"old").await;
+    }
+    let (overlay, held) = open_held(&fixture, None, TestOptions::default()).await;
+    for name in &names {
+        write(&overlay, name, &format!("ours {}", &name[249..])).await.unwrap();
+        fixture.put(name, format!("theirs {}", &name[249..]).as_bytes()).await;
+    }
+    // Both copies look for a free name at the same time.
+    held.hold(2, |call| call.kind == CallKind::Stat && call.path.to_string().contains(".conflict-"));
+    let flushing = overlay.clone();
+    let flushing = tokio::spawn(async move { flush(&flushing).await });
+    in_time("the conflicts", held.until_waiting(2)).await;
+    held.release();
+    flushing.await.unwrap();
+    flushed(&overlay).await;
+    let mut contents: Vec<String> = fixture.pooled().into_iter().map(|(_, content)| content).collect();
+    contents.sort();
+    assert_eq!(contents, ["ours 1", "ours 2", "theirs 1", "theirs 2"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_is_removed_while_a_reader_holds_it_is_no_conflict() {
     let fixture = Fixture::new();
