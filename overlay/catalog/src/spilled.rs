@@ -84,10 +84,13 @@ impl Catalog {
         Ok(self.get(cf::SPILLED, &content_key(id))?.unwrap_or_default())
     }
 
-    /// Returns up to `most` names of parts that are to be removed from the pool.
-    pub fn leaving_parts(&self, most: usize) -> Result<Vec<String>> {
+    /// Returns up to `most` names of parts that are to be removed from the pool, in order: those after the name `after`.
+    pub fn leaving_parts(&self, after: &str, most: usize) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        self.scan(cf::SPILLED, b"l", |key, _| {
+        self.scan(cf::SPILLED, &[b"l", after.as_bytes()].concat(), |key, _| {
+            if key.get(1..) == Some(after.as_bytes()) {
+                return Ok(true);
+            }
             if key.first() != Some(&b'l') || names.len() >= most {
                 return Ok(false);
             }
@@ -161,10 +164,11 @@ mod tests {
             change(&mut batch);
             catalog.write(batch).unwrap();
         };
-        let leaving = || catalog.leaving_parts(10).unwrap();
+        let leaving = || catalog.leaving_parts("", 10).unwrap();
         write(&|batch| ["a", "b", "c"].iter().for_each(|name| batch.put_leaving_part(name)));
         assert_eq!(leaving(), ["a", "b", "c"]);
-        assert_eq!(catalog.leaving_parts(2).unwrap(), ["a", "b"]);
+        assert_eq!(catalog.leaving_parts("", 2).unwrap(), ["a", "b"]);
+        assert_eq!(catalog.leaving_parts("a", 1).unwrap(), ["b"]);
         let mut spilled = Spilled::default();
         spilled.insert(SpilledRange { offset: 10, part: part("b", 5) });
         spilled.insert(SpilledRange { offset: 0, part: part("a", 10) });

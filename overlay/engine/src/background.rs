@@ -289,7 +289,7 @@ impl Inner {
             let Some(node) = self.table.peek(ino) else { continue };
             let mut state = node.state.lock();
             let same = state.content.as_ref().is_some_and(|now| Arc::ptr_eq(now, &content));
-            if !same || state.opens.any() || Stamp::of(&content.file)? != was {
+            if !same || state.opens.any() || !state.bypass.is_none() || Stamp::of(&content.file)? != was {
                 continue;
             }
             state.content = None;

@@ -286,7 +286,8 @@ impl Inner {
         let content = |ino: Ino| {
             let node = self.table.peek(ino)?;
             let state = node.state.try_lock()?;
-            let idle = state.record.file.is_dirty() && !state.opens.any();
+            // A mapped file stays open: its bytes are counted, and its writers may have to be stopped.
+            let idle = state.record.file.is_dirty() && !state.opens.any() && state.bypass.is_none();
             state.content.clone().filter(|_| idle).map(|content| (ino, content))
         };
         least.into_iter().filter_map(content).collect()

@@ -389,8 +389,8 @@ impl Inner {
                 Err(_) => break,
             }
         }
-        self.account_reserved(node, content, Some(space))?;
         node.state.lock().changed();
+        self.account_reserved(node, content, Some(space))?;
         Ok(done as u32)
     }
 

@@ -5,6 +5,7 @@
 
 mod bypass;
 mod dirty_content;
+mod late_uploads;
 mod load;
 mod opens;
 mod pool_sync;
@@ -24,6 +25,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::bypass::{Bypass, Written};
 pub(crate) use self::dirty_content::DirtyContent;
+pub(crate) use self::late_uploads::LateUploads;
 pub(crate) use self::opens::FileOpens;
 pub(crate) use self::pool_sync::PoolSync;
 pub(crate) use self::table::NodeTable;
@@ -85,6 +87,7 @@ pub(crate) struct NodeState {
     pub pool_calls: (u64, u64),
     pub bypass: Bypass,
     pub dirty_content: DirtyContent,
+    pub late_uploads: LateUploads,
     pub pool_sync: PoolSync,
     /// Its content was replaced by an empty content file, and the last writer has not closed it since.
     pub emptied: bool,
@@ -203,6 +206,7 @@ impl NodeState {
             pool_calls: (0, 0),
             bypass: Bypass::default(),
             dirty_content: DirtyContent::default(),
+            late_uploads: LateUploads::default(),
             pool_sync,
             emptied: false,
             quiescence: Quiescence::default(),

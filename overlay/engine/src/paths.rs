@@ -1,5 +1,7 @@
 //! From inodes to paths, in the overlay and in the pool.
 
+use std::collections::{HashSet, VecDeque};
+
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
 use forebay_catalog::{InodeRecord, Link};
 
@@ -55,6 +57,21 @@ impl Inner {
         }
         let path = PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))?;
         Some(path.of_object(object).in_directory(holder))
+    }
+
+    /// Visits an inode and the directories above it in the pool, under all of its names, until `each` returns `false`.
+    pub(crate) fn visit_above_in_pool(&self, ino: Ino, mut each: impl FnMut(Ino, &InodeRecord) -> bool) {
+        let mut next = VecDeque::from([ino]);
+        let mut seen = HashSet::from([ino]);
+        while let Some(at) = next.pop_front() {
+            // A directory that another client removed is not known any more.
+            let Ok(node) = self.node(at) else { continue };
+            let state = node.state.lock();
+            if !each(at, &state.record) {
+                return;
+            }
+            next.extend(state.record.pool_links.iter().map(|(parent, _)| *parent).filter(|p| seen.insert(*p)));
+        }
     }
 
     /// Returns how many directories are above an inode in the mount.

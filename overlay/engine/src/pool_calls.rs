@@ -1,6 +1,7 @@
 //! Calls to the pool: whether it answers, and which of its answers count.
 
 mod change;
+mod moves;
 mod own_changes;
 mod watch;
 
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, RwLock};
+use tokio::sync::Notify;
 
 use crate::Inner;
 use crate::node::Node;
@@ -25,8 +26,8 @@ pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) struct PoolCalls {
     pub health: Health,
     pub watches: Watches,
-    /// Shared: calls that rely on paths. Exclusive: calls that move directories.
-    pub moves: RwLock<()>,
+    /// Steps that use paths, and steps that move directories.
+    paths: moves::PathUses,
     /// How many calls that move directories have begun, and have ended.
     dir_moves: (AtomicU64, AtomicU64),
     pub invalidations: InvalidationCounters,

@@ -4,9 +4,9 @@
 //! first. So changes that cancel out (a file created and removed before its flush) leave nothing to do. A flush that
 //! was interrupted goes on from what the pool has by then: every step first checks whether it was done already.
 //!
-//! Locks: steps that move directories hold `pool_calls.moves` exclusively, all other steps hold it shared. So no upload lands
-//! under a path that belongs to another directory by then. Steps on one inode hold its `flush` lock. Neither lock is
-//! held while a step waits for another step that it depends on.
+//! Locks: a step holds the paths that it uses (`pool_calls/moves.rs`), and a step that moves a directory excludes those below
+//! it. So no upload lands under a path that belongs to another directory by then. Steps on one inode hold its `flush`
+//! lock. Neither is held while a step waits for another step that it depends on.
 
 mod apply;
 mod attrs;

@@ -65,8 +65,7 @@ impl Inner {
         if node.state.lock().pool_sync == PoolSync::Synced {
             return Ok(());
         }
-        let _moves = self.pool_calls.moves.read().await;
-        let _lock = node.flush.lock().await;
+        let _locks = self.hold_path(node).await;
         self.sync_pool_copy(node).await
     }
 
@@ -114,8 +113,7 @@ impl Inner {
             return Ok(());
         }
         {
-            let _moves = self.pool_calls.moves.read().await;
-            let _lock = node.flush.lock().await;
+            let _locks = self.hold_path(node).await;
             self.look_at_pool_copy(node).await?;
         }
         self.end_write_through(node)

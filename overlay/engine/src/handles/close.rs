@@ -150,12 +150,17 @@ impl Inner {
                 continue;
             };
             let unmapped = {
-                let state = node.state.lock();
+                let mut state = node.state.lock();
                 if state.is_deleted() {
                     self.space.writing.lock().remove(&ino);
                     continue;
                 }
-                let held = || state.content.as_ref().is_some_and(|content| is_open_elsewhere(&content.file));
+                // Without a descriptor of its own, the daemon would not see the mapping.
+                let content = match state.record.file.is_dirty() && !state.opens.has_writer() {
+                    true => self.content(ino, &mut state).ok(),
+                    false => state.content.clone(),
+                };
+                let held = || content.is_some_and(|content| is_open_elsewhere(&content.file));
                 !state.opens.has_writer() && !held()
             };
             if unmapped && let Err(error) = self.settle(&node).and_then(|()| self.drop_written_around(&node)) {

@@ -108,8 +108,7 @@ impl Inner {
             is_refused = is_used && !node.is_changed_by_daemon();
             if !is_used {
                 let spilled = {
-                    let _moves = self.pool_calls.moves.read().await;
-                    let _lock = node.flush.lock().await;
+                    let _locks = self.hold_path(node).await;
                     self.spill(node, least, &write).await
                 };
                 match spilled {
@@ -302,8 +301,7 @@ impl Inner {
         data: &'a Bytes,
     ) -> BoxFuture<'a, Result<Option<u32>>> {
         async move {
-            let _moves = self.pool_calls.moves.read().await;
-            let _lock = node.flush.lock().await;
+            let _locks = self.hold_path(node).await;
             if !node.is_spilled() {
                 return Ok(None);
             }
@@ -347,8 +345,7 @@ impl Inner {
         size: u64,
     ) -> BoxFuture<'a, Result<bool>> {
         async move {
-            let _moves = self.pool_calls.moves.read().await;
-            let _lock = node.flush.lock().await;
+            let _locks = self.hold_path(node).await;
             if !node.is_spilled() {
                 return Ok(false);
             }

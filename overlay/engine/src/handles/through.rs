@@ -250,8 +250,7 @@ impl Inner {
             if has_privileges_to_drop(&self.record_of(ino)?) {
                 self.flush_inode(ino).await?;
             }
-            let _moves = self.pool_calls.moves.read().await;
-            let _lock = node.flush.lock().await;
+            let _locks = self.hold_path(node).await;
             let record = {
                 let state = node.state.lock();
                 check_current(&state)?;
@@ -302,8 +301,7 @@ impl Inner {
     ) -> BoxFuture<'a, Result<Bytes>> {
         async move {
             {
-                let _moves = self.pool_calls.moves.read().await;
-                let _lock = node.flush.lock().await;
+                let _locks = self.hold_path(node).await;
                 match self.read_as_known(node, range.clone()).await {
                     Err(e) if e.is(ErrorKind::Stale) => {
                         self.look_at_pool_copy(node).await.map_err(|e| self.no_longer_there(node, e))?;

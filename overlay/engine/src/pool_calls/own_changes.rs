@@ -71,7 +71,7 @@ impl Inner {
 
     /// Waits until the daemon's own changes of a file have ended and their results are known.
     pub(crate) async fn own_change(&self, node: &Node) {
-        drop(self.pool_calls.moves.read().await);
+        self.pool_calls.paths.until_moved().await;
         drop(node.flush.lock().await);
     }
 }

@@ -1,15 +1,16 @@
 //! The directory `saved` of each device: what was set aside, for a person to look through.
 
-use std::ffi::OsStr;
-use std::fs::{self, DirBuilder};
+use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, FileKind, PoolPath, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::InodeRecord;
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 
 /// Files by name: content that the pool did not have.
 const FILES: &str = "files";
@@ -35,31 +36,33 @@ impl Aside {
     ) -> Result<()> {
         let mut names = paths.iter();
         let taken = names.by_ref().find_map(|path| {
-            let place = place(device, path);
-            (make_parent(&place).is_ok() && rename_new(content, &place).is_ok()).then_some(place)
+            let place = SavedName::of(device, path).ok()?;
+            place.take(content).ok()?;
+            Some(place)
         });
         // No name could be used: for example, it is too long for this file system, or taken.
         let Some(taken) = taken else { return self.unknown(device, id, content) };
         for path in names {
-            let other = place(device, path);
             // The content is safe already: a second name is a convenience.
-            let _ = make_parent(&other).and_then(|()| fs::hard_link(&taken, &other));
+            let _ = SavedName::of(device, path).and_then(|other| taken.link_as(&other));
         }
-        dress(&taken, record);
+        taken.dress(record);
         count(&mut self.files, device);
         Ok(())
     }
 
     /// Creates a directory or symlink that the pool does not have. No content depends on it.
     pub fn made_here(&mut self, device: &Path, path: &PoolPath, record: &InodeRecord) {
-        let place = place(device, path);
-        let made = make_parent(&place).and_then(|()| match (record.kind, &record.target) {
-            (FileKind::Directory, _) => make_dir(&place),
-            (FileKind::Symlink, Some(target)) => symlink(OsStr::from_bytes(target), &place),
-            _ => Ok(()),
+        let made = SavedName::of(device, path).and_then(|place| {
+            match (record.kind, &record.target) {
+                (FileKind::Directory, _) => drop(subdirectory(&place.dir, &place.name)?),
+                (FileKind::Symlink, Some(target)) => rustix::fs::symlinkat(&**target, &place.dir, &*place.name)?,
+                _ => {}
+            }
+            Ok(place)
         });
-        if made.is_ok() {
-            dress(&place, record);
+        if let Ok(place) = made {
+            place.dress(record);
         }
     }
 
@@ -67,7 +70,7 @@ impl Aside {
     pub fn unknown(&mut self, device: &Path, id: ContentId, content: &Path) -> Result<()> {
         let dir = device.join("saved").join(OTHER);
         let mut place = dir.join(format!("{:x}", id.0));
-        make_parent(&place).map_err(|e| failed(&dir, e))?;
+        make_dir(&dir).map_err(|e| failed(&dir, e))?;
         let mut again = 1;
         while place.exists() {
             again += 1;
@@ -101,12 +104,67 @@ impl Aside {
     }
 }
 
-fn place(device: &Path, path: &PoolPath) -> PathBuf {
-    device.join("saved").join(FILES).join(OsStr::from_bytes(path.as_bytes()))
+/// A name in a directory below `saved/files`. The directory is open: users choose the names there, and the targets of the
+/// symlinks among them, so no path through that directory is followed.
+struct SavedName {
+    dir: OwnedFd,
+    name: Vec<u8>,
 }
 
-fn make_parent(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), make_dir)
+impl SavedName {
+    /// Makes the directories above a path. Fails if one of their names is taken, also by a symlink.
+    fn of(device: &Path, path: &PoolPath) -> io::Result<Self> {
+        let files = device.join("saved").join(FILES);
+        make_dir(&files)?;
+        let mut dir = OwnedFd::from(File::open(&files)?);
+        let above = path.parent().unwrap_or_default();
+        for name in above.components() {
+            dir = subdirectory(&dir, name)?;
+        }
+        Ok(Self { dir, name: path.name().unwrap_or_default().to_vec() })
+    }
+
+    /// Moves a file to this name, unless the name is taken.
+    fn take(&self, file: &Path) -> io::Result<()> {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        Ok(renameat_with(CWD, file, &self.dir, &*self.name, RenameFlags::NOREPLACE)?)
+    }
+
+    fn link_as(&self, other: &Self) -> io::Result<()> {
+        Ok(rustix::fs::linkat(&self.dir, &*self.name, &other.dir, &*other.name, AtFlags::empty())?)
+    }
+
+    /// Gives what was saved the owner and the extended attributes that the mount showed. Only the owner gets access: which
+    /// other users could read it depended on parent directories that it no longer has. The bytes count, so a refusal
+    /// does not.
+    fn dress(&self, record: &InodeRecord) {
+        let owner = (Some(Uid::from_raw(record.uid)), Some(Gid::from_raw(record.gid)));
+        let (mode, is_dir) = match record.kind {
+            FileKind::Symlink => {
+                let _ = rustix::fs::chownat(&self.dir, &*self.name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW);
+                return;
+            }
+            FileKind::Directory => (0o700, OFlags::DIRECTORY),
+            _ => (0o600, OFlags::empty()),
+        };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | is_dir;
+        let Ok(saved) = rustix::fs::openat(&self.dir, &*self.name, flags, Mode::empty()) else { return };
+        for (name, value) in record.xattrs.iter().flatten() {
+            let _ = rustix::fs::fsetxattr(&saved, &**name, value, rustix::fs::XattrFlags::empty());
+        }
+        let _ = rustix::fs::fchown(&saved, owner.0, owner.1);
+        let _ = rustix::fs::fchmod(&saved, Mode::from_raw_mode(mode));
+    }
+}
+
+/// Opens a directory in another one, and makes it if the name is free.
+fn subdirectory(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?)
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {
@@ -118,20 +176,6 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
 }
 
-/// Gives a saved file the owner and the extended attributes that the mount showed. Only the owner gets access: which
-/// other users could read it depended on parent directories that it no longer has. The bytes count, so a refusal does
-/// not.
-fn dress(path: &Path, record: &InodeRecord) {
-    for (name, value) in record.xattrs.iter().flatten() {
-        let _ = rustix::fs::lsetxattr(path, &**name, value, rustix::fs::XattrFlags::empty());
-    }
-    let _ = std::os::unix::fs::lchown(path, Some(record.uid), Some(record.gid));
-    if record.kind != FileKind::Symlink {
-        let mode = if record.kind == FileKind::Directory { 0o700 } else { 0o600 };
-        let _ = fs::set_permissions(path, fs::Permissions::from_mode(mode));
-    }
-}
-
 fn count(counts: &mut Vec<(PathBuf, u64)>, device: &Path) {
     match counts.iter_mut().find(|(d, _)| d == device) {
         Some((_, count)) => *count += 1,
@@ -141,4 +185,45 @@ fn count(counts: &mut Vec<(PathBuf, u64)>, device: &Path) {
 
 fn failed(path: &Path, error: io::Error) -> Error {
     Error::io(error, Side::Cache, format!("set aside as {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::node::tests::file_of_pool;
+
+    #[test]
+    fn nothing_is_saved_through_a_symlink_of_a_user() {
+        let (device, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::set_permissions(outside.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut aside = Aside::default();
+        let path = |path: &str| PoolPath::parse(path).unwrap();
+        let target = outside.path().as_os_str().as_encoded_bytes();
+        let owner = |record: InodeRecord| InodeRecord {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            ..record
+        };
+        let link = InodeRecord { kind: FileKind::Symlink, target: Some(target.into()), ..owner(file_of_pool(0)) };
+        let dir = InodeRecord { kind: FileKind::Directory, ..owner(file_of_pool(0)) };
+        aside.made_here(device.path(), &path("a/link"), &link);
+        // A damaged catalog may have an older record, in which the symlink was a directory.
+        aside.made_here(device.path(), &path("a/link"), &dir);
+        aside.made_here(device.path(), &path("a/link/made"), &dir);
+        let content = device.path().join("content");
+        fs::write(&content, "saved").unwrap();
+        let names = [path("a/link/first"), path("a/b/second"), path("a/link/third"), path("a/fourth")];
+        aside.file(device.path(), ContentId(1), &content, &names, &owner(file_of_pool(5))).unwrap();
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+        assert_eq!(fs::metadata(outside.path()).unwrap().permissions().mode() & 0o777, 0o755);
+        let saved = device.path().join("saved/files/a");
+        assert_eq!(fs::read_link(saved.join("link")).unwrap(), outside.path());
+        for name in ["b/second", "fourth"] {
+            assert_eq!(fs::read(saved.join(name)).unwrap(), b"saved", "{name}");
+            assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+    }
 }

@@ -8,11 +8,12 @@ use forebay_catalog::{Link, NameRecord, PendingChange};
 use super::super::pool_calls::PoolChange;
 use super::super::{Inner, Ino, Txn};
 use super::reconcile::{NextStep, ReconcileStep, leads_to_unseen};
-use super::steps::{lock_all, note_name_flushed, take_version};
+use super::steps::{note_name_flushed, take_version};
+use crate::node::Node;
 use crate::pool_calls::look_again;
 
 /// Prefix of the name under which an object is parked in the pool while other objects take its place.
-pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
+const MOVED_ASIDE: &str = ".forebay-moving-";
 
 /// What the pool has under the name to which something is to be moved.
 enum TargetOccupant {
@@ -38,12 +39,9 @@ impl Inner {
         };
         let moves_dir =
             matches!(&step, ReconcileStep::Rename { moved, .. } if self.record_of(*moved)?.kind == FileKind::Directory);
-        let (_exclusive, _shared) = match moves_dir {
-            true => (Some(self.pool_calls.moves.write().await), None),
-            false => (None, Some(self.pool_calls.moves.read().await)),
-        };
         let nodes = self.nodes_in_order([subject].into_iter().chain(other))?;
-        let _locks = lock_all(&nodes).await;
+        let nodes: Vec<&Node> = nodes.iter().map(|node| &**node).collect();
+        let _locks = self.hold_paths(&nodes, &[parent], moves_dir.then_some(subject)).await;
         if self.catalog.name(parent, name)? != *record {
             // Another step changed the name first: the caller looks again.
             return Ok(());
@@ -170,13 +168,13 @@ impl Inner {
             let last = record.kind == FileKind::File && record.links.is_empty() && record.pool_links.len() == 1;
             let is_here = record.file.is_whole() || record.file.is_dirty();
             let missing = (last && state.opens.any() && !is_here).then_some(record.size);
-            (missing, leads_to_unseen(record) && state.opens.has_writer())
+            (missing, leads_to_unseen(record) && state.may_be_written())
         };
         if written {
             return Err(Error::new(
                 ErrorKind::Busy,
                 Side::Application,
-                "removed while it is open for writing; its name in the pool is removed when it is closed",
+                "removed while it is open for writing, or mapped; its name in the pool is removed when it is closed",
             ));
         }
         let Some(size) = missing else { return Ok(()) };
@@ -349,25 +347,26 @@ impl Inner {
     }
 
     /// Moves the pool's occupant of a name to a temporary name: names that wait for each other in a circle need one
-    /// free place. The mount never shows the temporary name; other nodes do.
-    pub(super) async fn move_aside(self: &Arc<Self>, record: &NameRecord, parent: Ino, name: &[u8]) -> Result<()> {
-        let Some(occupant) = record.pool else {
-            return Err(Error::new(ErrorKind::Corrupt, Side::Cache, "names wait for each other"));
-        };
+    /// free place. The mount never shows the temporary name; other nodes do. Returns `false` if nothing was changed,
+    /// because another step is about the same name or object.
+    pub(super) async fn move_aside(
+        self: &Arc<Self>,
+        record: &NameRecord,
+        occupant: Ino,
+        (parent, name): (Ino, &[u8]),
+    ) -> Result<bool> {
         let aside = self.name_aside(occupant);
         let link: Link = (parent, name.into());
-        let _exclusive = self.pool_calls.moves.write().await;
         let node = self.node(occupant)?;
-        let _lock = node.flush.lock().await;
+        let moves_dir = node.state.lock().record.kind == FileKind::Directory;
+        let _locks = self.hold_paths(&[&node], &[parent], moves_dir.then_some(occupant)).await;
         if self.catalog.name(parent, name)? != *record || self.is_in_doubt(parent)? || self.is_in_doubt(occupant)? {
-            // Another step changed the name first: the caller looks again.
-            return Ok(());
+            return Ok(false);
         }
         let what = PendingChange::Moved { from: link.clone() };
         if !self.about_to_send(&(parent, aside.as_slice().into()), occupant, what).await? {
-            return Ok(());
+            return Ok(false);
         }
-        let moves_dir = node.state.lock().record.kind == FileKind::Directory;
         let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&aside));
@@ -379,15 +378,17 @@ impl Inner {
             Err(e) => Err(e),
         };
         let stat = match there {
-            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link),
+            Err(e) if e.is(ErrorKind::NotFound) => return self.source_lost(occupant, &link).map(|()| true),
             other => other.map_err(|e| e.context(&from))?,
         };
         self.sync_names(parent).await?;
-        self.commit_moved(parent, &aside, &link, occupant, &stat)
+        self.commit_moved(parent, &aside, &link, occupant, &stat)?;
+        Ok(true)
     }
 
+    /// Returns a name that neither the mount nor the pool has.
     fn name_aside(&self, ino: Ino) -> Vec<u8> {
-        // Not a reserved name: reserved names belong to the pool.
-        format!("{MOVED_ASIDE}{}-{}", self.mount.node_name, ino.0).into_bytes()
+        // Not a reserved name: reserved names belong to the pool. A program could take a name that it can foretell.
+        format!("{MOVED_ASIDE}{}-{}-{:016x}", self.mount.node_name, ino.0, rand::random::<u64>()).into_bytes()
     }
 }

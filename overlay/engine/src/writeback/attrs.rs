@@ -18,13 +18,28 @@ use super::upload::Uploaded;
 use crate::node::Node;
 use crate::pool_calls::look_again;
 
-/// How often an upload is tried while other clients change the file, and how often attributes are sent.
+/// How often an upload is tried while other clients change the file, and how often a flush looks again.
 const ATTEMPTS: u32 = 3;
 /// How many steps a flush of an inode has: its name, what is in doubt, and what differs.
 const STEPS: u32 = 3;
 
+/// How an attempt to flush an inode in place ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FlushAttempt {
+    /// The pool has what the inode had when the attempt began.
+    Sent,
+    /// Not everything was sent, because something else must come first or has changed: the caller looks again.
+    LookAgain,
+    /// The pool has the content of another client, and the conflict is settled: ours has another name, or is given up.
+    /// Nothing of it was sent: the caller looks again.
+    Conflict,
+}
+
 impl Inner {
     /// Flushes what differs of one inode; first its name, if the pool does not have it yet.
+    ///
+    /// # Errors
+    /// `Busy` if something changes all the time that must stay as it is while the inode is flushed.
     pub async fn flush_inode(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.take_set_id(&self.node(ino)?)?;
         let mut looked = false;
@@ -61,11 +76,19 @@ impl Inner {
                     Err(e) if e.is(ErrorKind::Busy) && e.side() == Side::Pool && meetings.next().is_some() => {
                         steps = 0..STEPS;
                     }
-                    other => return other,
+                    Ok(FlushAttempt::LookAgain | FlushAttempt::Conflict) if meetings.next().is_some() => {
+                        steps = 0..STEPS;
+                    }
+                    Ok(FlushAttempt::LookAgain | FlushAttempt::Conflict) => {}
+                    other => return other.map(drop),
                 }
             }
         }
-        Ok(())
+        if !self.record_of(ino)?.is_dirty() {
+            return Ok(());
+        }
+        let what = format!("{}: its name or its state changes all the time while it is flushed", self.display(ino));
+        Err(Error::new(ErrorKind::Busy, Side::Application, what))
     }
 
     /// Takes attributes that another client changed on a file whose content is newer in the overlay: the new copy must
@@ -97,7 +120,9 @@ impl Inner {
         txn.commit()
     }
 
-    pub(super) fn flush_in_place(self: &Arc<Self>, ino: Ino) -> BoxFuture<'_, Result<()>> {
+    /// Sends what differs of an inode to the object that the pool has of it. What programs change meanwhile stays
+    /// unsent, and so does what the pool refuses.
+    pub(super) fn flush_in_place(self: &Arc<Self>, ino: Ino) -> BoxFuture<'_, Result<FlushAttempt>> {
         async move {
             let node = self.node(ino)?;
             let record = self.record_of(ino)?;
@@ -110,26 +135,28 @@ impl Inner {
                 self.learn_attrs(ino).await?;
                 self.known_xattrs(ino).await?;
             }
-            let _moves = self.pool_calls.moves.read().await;
-            let _lock = node.flush.lock().await;
+            let _locks = self.hold_path(&node).await;
             let record = self.record_of(ino)?;
             if (!record.in_pool() && ino != Ino::ROOT) || self.is_in_doubt(ino)? {
-                return Ok(());
+                return Ok(FlushAttempt::LookAgain);
             }
             if record.file.is_dirty() && record.xattrs.is_none() && self.pool.capabilities().objects.xattrs {
-                // It became dirty just now: the next round has its extended attributes.
-                return Ok(());
+                // It became dirty just now: the next attempt has its extended attributes.
+                return Ok(FlushAttempt::LookAgain);
             }
             if record.file.is_dirty() && !self.uploaded_already(&node).await? {
                 let mut touched = vec![ino];
                 touched.extend(record.pool_links.iter().map(|(p, _)| *p));
                 let _change = PoolChange::begin(self, &touched)?;
-                self.replace_content(ino).await?;
+                match self.replace_content(ino).await? {
+                    FlushAttempt::Sent => {}
+                    unsent => return Ok(unsent),
+                }
                 self.announce_object(ino);
                 // Attributes that the pool refused with the content are sent by themselves, and their errors reported.
                 let record = self.record_of(ino)?;
                 if !self.flusher.refused.is_any(ino) || !record.in_pool() || self.is_in_doubt(ino)? {
-                    return Ok(());
+                    return Ok(FlushAttempt::Sent);
                 }
             }
             // The directories, too: a listing that was requested before has the old attributes.
@@ -139,7 +166,7 @@ impl Inner {
             loop {
                 let record = self.record_of(ino)?;
                 if !record.dirty.any() && record.dirty_xattrs.is_empty() {
-                    return Ok(());
+                    return Ok(FlushAttempt::Sent);
                 }
                 let object = record.version.as_ref().and_then(Version::identity);
                 match self.send_attrs(ino, &record, &self.pool_path(ino)?.of_object(object)).await {
@@ -148,7 +175,7 @@ impl Inner {
                             // Another client removed it: there is no object to set attributes on.
                             let mut txn = Txn::begin(self);
                             clear(txn.record(ino)?);
-                            return txn.commit();
+                            return txn.commit().map(|()| FlushAttempt::Sent);
                         }
                     }
                     sent => {
@@ -207,16 +234,16 @@ impl Inner {
         Ok(held && Stamp::of(&content.file)? == stamp)
     }
 
-    async fn replace_content(self: &Arc<Self>, ino: Ino) -> Result<()> {
+    async fn replace_content(self: &Arc<Self>, ino: Ino) -> Result<FlushAttempt> {
         let mut expected = self.record_of(ino)?.version.map_or(Expected::Absent, Expected::Version);
         let mut attempts = 0..ATTEMPTS;
         while attempts.next().is_some() {
             let record = self.record_of(ino)?;
-            let Some(link) = record.pool_link() else { return Ok(()) };
+            let Some(link) = record.pool_link() else { return Ok(FlushAttempt::LookAgain) };
             let path = self.pool_path(ino)?;
             let moved = self.is_as_known(link.0).await.then_some(link.0);
             match self.upload(ino, link, &path, &expected).await {
-                Ok(None) => return Ok(()),
+                Ok(None) => return Ok(FlushAttempt::LookAgain),
                 Ok(Some(uploaded)) => return self.commit_replaced(ino, link.0, moved, uploaded).await,
                 Err(e) if e.is(ErrorKind::Conflict) => {}
                 Err(e) => return Err(e),
@@ -234,14 +261,16 @@ impl Inner {
                 Ok(stat) => match self.same_bytes(ino, &path, &stat).await? {
                     // Another client wrote these bytes, and with them the times of the directory.
                     Some(uploaded) => return self.commit_replaced(ino, link.0, None, uploaded).await,
-                    None if self.replaces_theirs(ino, &stat)? => expected = Expected::Version(stat.version),
+                    None if self.replaces_theirs(ino, &stat)? || self.is_late_upload(ino, &stat)? => {
+                        expected = Expected::Version(stat.version);
+                    }
                     // All of its names in the pool refer to the object that another client changed.
                     None => {
                         for (parent, name) in &record.pool_links {
                             let path = self.pool_path_of(*parent, name)?;
                             self.settle_conflict(*parent, name, ino, &path).await?;
                         }
-                        return Ok(());
+                        return Ok(FlushAttempt::Conflict);
                     }
                 },
             }
@@ -252,10 +281,17 @@ impl Inner {
 
     /// Commits replaced content. `moved`: the directory, if the times that the mount shows of it are to be sent again.
     /// A pool replaces content under its name, and that changes the directory's times.
-    async fn commit_replaced(&self, ino: Ino, dir: Ino, moved: Option<Ino>, uploaded: Uploaded) -> Result<()> {
+    async fn commit_replaced(
+        &self,
+        ino: Ino,
+        dir: Ino,
+        moved: Option<Ino>,
+        uploaded: Uploaded,
+    ) -> Result<FlushAttempt> {
         self.sync_names(dir).await?;
         let replaced = |txn: &mut Txn<'_>| moved.map_or(Ok(()), |dir| note_name_flushed(txn, dir));
-        self.commit_uploaded(ino, uploaded, &replaced).await
+        self.commit_uploaded(ino, uploaded, &replaced).await?;
+        Ok(FlushAttempt::Sent)
     }
 
     /// Whether the pool has a directory as the catalog knows it, apart from what our own calls change there. If not,
@@ -301,7 +337,7 @@ impl Inner {
     /// # Errors
     /// `NotFound` if the pool does not have the inode under this path. `Busy` if another client writes the file just
     /// now: a later attempt sees its content.
-    async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<()> {
+    async fn send_attrs(self: &Arc<Self>, ino: Ino, record: &InodeRecord, path: &PoolPath) -> Result<FlushAttempt> {
         let owner = record.dirty.owner && self.pool.capabilities().objects.owners;
         let times = record.dirty.times;
         let mut changes = SetAttrs {
@@ -336,7 +372,7 @@ impl Inner {
             let size = record.version.as_ref().map_or(record.size, |v| v.size());
             let what = PendingChange::Content { size, mtime: record.mtime };
             if !self.about_to_send(&(*parent, name.clone()), ino, what).await? {
-                return Ok(());
+                return Ok(FlushAttempt::LookAgain);
             }
         } else {
             self.sync_written().await?;
@@ -409,7 +445,7 @@ impl Inner {
         if news || keeps_times {
             self.tell_kernel_inode(ino, false);
         }
-        why.map_or(Ok(()), Err)
+        why.map_or(Ok(FlushAttempt::Sent), Err)
     }
 }
 

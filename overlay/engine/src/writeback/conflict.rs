@@ -55,6 +55,12 @@ impl Inner {
         Ok(is_file && self.policy_of(&node).conflict == ConflictPolicy::Ours)
     }
 
+    /// Whether a file of the pool is an earlier upload of ours whose answer was lost, and which arrived only after the
+    /// flush had looked for it.
+    pub(super) fn is_late_upload(&self, ino: Ino, theirs: &Stat) -> Result<bool> {
+        Ok(self.node(ino)?.state.lock().late_uploads.is_one(theirs))
+    }
+
     /// Gives up our copy: the mount shows the pool's copy from now on.
     fn drop_ours(&self, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
         let mut txn = Txn::begin(self);
@@ -79,8 +85,14 @@ impl Inner {
 
     /// Moves our copy to a name of its own beside the pool's copy, which stays. The next round flushes our copy there.
     async fn keep_both(self: &Arc<Self>, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
-        let copy = self.free_name(parent, name).await?;
-        let mut txn = Txn::begin(self);
+        let (copy, mut txn) = loop {
+            let copy = self.free_name(parent, name).await?;
+            let txn = Txn::begin(self);
+            // Another step may have taken the name since. It is not free any more, so another one is chosen.
+            if txn.name(parent, &copy)?.is_empty() {
+                break (copy, txn);
+            }
+        };
         let was = txn.name(parent, name)?;
         if was.here_ino() != Some(ino) {
             return Ok(());

@@ -111,7 +111,9 @@ impl Inner {
                         self.sync_names(parent).await?;
                         return self.commit_created(parent, name, ino, uploaded).await;
                     }
-                    None if self.replaces_theirs(ino, &stat)? => expected = Expected::Version(stat.version),
+                    None if self.replaces_theirs(ino, &stat)? || self.is_late_upload(ino, &stat)? => {
+                        expected = Expected::Version(stat.version);
+                    }
                     None => return self.settle_conflict(parent, name, ino, path).await,
                 },
             }

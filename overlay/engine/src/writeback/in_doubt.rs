@@ -8,7 +8,7 @@
 //! name is not taken for one that another client made or removed. (A removed directory never gets its name back, so
 //! its removal is not recorded.)
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
 use forebay_catalog::{InodeRecord, Link, NameRecord, PendingCall, PendingChange};
@@ -16,7 +16,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn, blocking};
-use super::steps::{all_attrs_differ, lock_all, note_name_flushed, take_version};
+use super::steps::{all_attrs_differ, note_name_flushed, take_version};
+use crate::node::Node;
 use crate::pool_calls::look_again;
 
 impl Inner {
@@ -56,21 +57,6 @@ impl Inner {
         self.node(ino).map(|node| node.state.lock().record.pool_links.to_vec()).unwrap_or_default()
     }
 
-    /// Visits an inode and the directories above it in the pool, under all of its names, until `each` returns `false`.
-    fn visit_above_in_pool(&self, ino: Ino, mut each: impl FnMut(Ino, &InodeRecord) -> bool) {
-        let mut next = VecDeque::from([ino]);
-        let mut seen = HashSet::from([ino]);
-        while let Some(at) = next.pop_front() {
-            // A directory that another client removed is not known any more.
-            let Ok(node) = self.node(at) else { continue };
-            let state = node.state.lock();
-            if !each(at, &state.record) {
-                return;
-            }
-            next.extend(state.record.pool_links.iter().map(|(parent, _)| *parent).filter(|p| seen.insert(*p)));
-        }
-    }
-
     /// `begun`: the inodes whose doubt the caller is resolving.
     fn resolve_doubt_once<'a>(&'a self, ino: Ino, begun: &'a mut HashSet<Ino>) -> BoxFuture<'a, Result<()>> {
         async move {
@@ -102,13 +88,19 @@ impl Inner {
             if record.pending.is_empty() {
                 return Ok(());
             }
-            let _moves = self.pool_calls.moves.read().await;
             let nodes = match self.nodes_in_order(record.pending.iter().map(|s| s.ino).chain(record.pool)) {
                 // An inode is gone: the step that sent it has had its answer meanwhile.
                 Err(_) if self.catalog.name(parent, name)?.pending != record.pending => return Ok(()),
                 nodes => nodes?,
             };
-            let _locks = lock_all(&nodes).await;
+            // What was moved there may have left its old directory.
+            let from = record.pending.iter().filter_map(|sent| match &sent.what {
+                PendingChange::Moved { from } => Some(from.0),
+                _ => None,
+            });
+            let dirs: Vec<Ino> = from.chain([parent]).collect();
+            let nodes: Vec<&Node> = nodes.iter().map(|node| &**node).collect();
+            let _locks = self.hold_paths(&nodes, &dirs, None).await;
             if self.catalog.name(parent, name)?.pending != record.pending {
                 // The step that sent it held the lock, and has had its answer.
                 return Ok(());

@@ -12,13 +12,17 @@ use futures::future::BoxFuture;
 
 use super::super::coherence::Age;
 use super::super::{Inner, Ino, Txn};
-use super::apply::MOVED_ASIDE;
+use super::attrs::FlushAttempt;
 
 /// Steps that one name may take: more would be a loop.
 const MAX_STEPS: u32 = 100_000;
 
 /// Circles in which no name can be freed, because another flush frees one: more than this are no coincidence.
 const MAX_STUCK: u32 = 1000;
+
+/// How often a file is flushed before its last known name goes: its content, attributes that were set separately, and
+/// what changed meanwhile.
+const LAST_ATTEMPTS: u32 = 5;
 
 /// What is to be done next for a name.
 pub(super) enum NextStep {
@@ -155,16 +159,23 @@ impl Inner {
     }
 
     /// Frees one of the names that wait for each other, from `link` down to the end of the chain: one under which the
-    /// pool has something.
+    /// pool has something else than the mount shows.
+    ///
+    /// A name under which the mount shows nothing is not freed: no object waits for its place. Each circle has another
+    /// name: what waits for the names in a removed directory is the name of that directory, which another object takes.
     async fn break_cycle(self: &Arc<Self>, link: &Link, chain: &[BlockedName]) -> Result<Freed> {
         let from = chain.iter().position(|w| w.link == *link).unwrap_or(chain.len());
         for (at, waiting) in chain.iter().enumerate().skip(from).rev() {
             let (parent, name) = &waiting.link;
             let record = self.catalog.name(*parent, name)?;
-            // Parking an object again that is already parked frees no name of use.
-            if record.pool.is_some() && !name.starts_with(MOVED_ASIDE.as_bytes()) {
-                self.move_aside(&record, *parent, name).await?;
-                return Ok(if at + 1 == chain.len() { Freed::Last } else { Freed::Another });
+            if let (Some(here), Some(occupant)) = (record.here_ino(), record.pool)
+                && here != occupant
+            {
+                return Ok(match self.move_aside(&record, occupant, (*parent, name)).await? {
+                    false => Freed::None,
+                    true if at + 1 == chain.len() => Freed::Last,
+                    true => Freed::Another,
+                });
             }
         }
         Ok(Freed::None)
@@ -264,26 +275,35 @@ impl Inner {
     /// Flushes what was written to a file, before the last known name of the file goes.
     async fn flush_last(self: &Arc<Self>, ino: Ino) -> Result<()> {
         self.ready_to_go(ino).await?;
-        // Content, then attributes that were set separately.
-        for _ in 0..2 {
-            self.flush_in_place(ino).await?;
+        for _ in 0..LAST_ATTEMPTS {
+            let attempt = self.flush_in_place(ino).await?;
             self.resolve_doubt(ino).await?;
-            let record = self.record_of(ino)?;
-            if !record.is_dirty() || !leads_to_unseen(&record) {
+            let mut txn = Txn::begin(self);
+            // A program that reads it past the daemon keeps it dirty, although the pool has what was written.
+            let is_uploaded = txn.state(ino)?.is_uploaded();
+            let record = txn.record(ino)?;
+            if !record.is_dirty() || !leads_to_unseen(record) {
                 return Ok(());
             }
+            let is_sent = is_uploaded && !record.dirty.any() && record.dirty_xattrs.is_empty();
+            let is_conflict = attempt == FlushAttempt::Conflict;
+            if !is_sent && !is_conflict {
+                continue;
+            }
+            // After a conflict, it has no name in the mount under which ours could stay beside the other copy.
+            record.unseen_links = 0;
+            txn.reap(ino)?;
+            txn.commit()?;
+            if is_conflict {
+                self.report_conflict(format!(
+                    "{}: removed in the mount after it was written, and changed in the pool",
+                    self.display(ino)
+                ));
+            }
+            return Ok(());
         }
-        // Another client changed it, too. It has no name in the mount under which ours could stay beside the other
-        // copy.
-        let mut txn = Txn::begin(self);
-        txn.record(ino)?.unseen_links = 0;
-        txn.reap(ino)?;
-        txn.commit()?;
-        self.report_conflict(format!(
-            "{}: removed in the mount after it was written, and changed in the pool",
-            self.display(ino)
-        ));
-        Ok(())
+        let what = format!("{}: removed in the mount, and changes all the time while it is flushed", self.display(ino));
+        Err(Error::new(ErrorKind::Busy, Side::Application, what))
     }
 
     /// Resolves the calls in doubt for the name, its directory, and the inodes that the mount shows and the pool has

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use forebay_backends::{ErrorKind, FileKind, Result, Stat};
 use forebay_catalog::InodeRecord;
-use tokio::sync::MutexGuard;
 
 use crate::node::Node;
 use crate::{Inner, Ino, Txn};
@@ -52,14 +51,6 @@ impl Inner {
         inos.dedup();
         inos.into_iter().map(|ino| self.node(ino)).collect()
     }
-}
-
-pub(super) async fn lock_all(nodes: &[Arc<Node>]) -> Vec<MutexGuard<'_, ()>> {
-    let mut guards = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        guards.push(node.flush.lock().await);
-    }
-    guards
 }
 
 /// Takes the version after a change of names. Only the change time in it is different, unless another client changed

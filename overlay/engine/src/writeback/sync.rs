@@ -16,7 +16,7 @@ pub(crate) struct NamesSync {
 }
 
 impl Inner {
-    /// Makes the changed names of a directory durable in the pool. The caller holds `moves`.
+    /// Makes the changed names of a directory durable in the pool. The caller holds the path of the directory.
     pub(super) async fn sync_names(&self, dir: Ino) -> Result<()> {
         // Another client removed the directory with everything in it. Or the directory's owner may write to it, but not
         // read it, and so not sync it.

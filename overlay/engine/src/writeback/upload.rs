@@ -86,7 +86,8 @@ impl Inner {
                 (sent.size, sent.mtime) = (stamp.size, stamp.mtime);
                 let pieces = self.pieces(content.clone(), frozen, stamp);
                 let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
-                let what = PendingChange::Content { size: sent.size, mtime: sent.mtime };
+                let (size, mtime) = (sent.size, sent.mtime);
+                let what = PendingChange::Content { size, mtime };
                 if !self.about_to_send(at, ino, what).await? {
                     return Ok(None);
                 }
@@ -131,7 +132,12 @@ impl Inner {
                         tracing::warn!(%path, error = %e, "the content is uploaded without an attribute");
                         attempts = 0..ATTEMPTS;
                     }
-                    Err(e) => return Err(e.context(path)),
+                    Err(e) => {
+                        if e.is_unreachable() {
+                            self.node(ino)?.state.lock().late_uploads.note(size, mtime);
+                        }
+                        return Err(e.context(path));
+                    }
                 }
             }
             Err(Error::new(
@@ -300,8 +306,13 @@ impl Inner {
         names: &(dyn Fn(&mut Txn<'_>) -> Result<()> + Sync),
     ) -> Result<Option<Arc<Content>>> {
         let mut txn = Txn::begin(self);
+        // Without a descriptor of its own, the daemon would see neither a mapping nor the present stamp. It may have closed
+        // the content file of a dirty file during the upload.
+        let content = match txn.record(ino)?.file.is_dirty() {
+            true => Some(txn.content(ino)?),
+            false => txn.state(ino)?.content.clone(),
+        };
         let state = txn.state(ino)?;
-        let content = state.content.clone();
         // Check for holders before the stamp: whatever a holder stored before this check shows in the times.
         let held = state.opens.has_writer() || content.as_ref().is_some_and(|content| is_open_elsewhere(&content.file));
         let unchanged = match &content {

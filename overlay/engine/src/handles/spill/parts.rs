@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_backends::Result;
+use forebay_backends::{Error, Result};
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 
@@ -66,19 +66,19 @@ impl Inner {
         }
     }
 
-    /// Removes the parts that leave now.
+    /// Removes the parts that leave now. Those that the pool does not remove keep no later ones.
     pub(crate) async fn remove_leaving_parts(&self) -> Result<()> {
+        let (mut after, mut failure) = (String::new(), None);
         loop {
             let names = {
                 // Held during the scan: a part that a range uses by the end of it was listed and under way before.
                 let under_way = self.parts_under_way.0.lock();
-                let mut names = self.catalog.leaving_parts(REMOVED_AT_ONCE + under_way.len())?;
+                let mut names = self.catalog.leaving_parts(&after, REMOVED_AT_ONCE)?;
+                let Some(last) = names.last() else { break };
+                after.clone_from(last);
                 names.retain(|name| !under_way.contains(name));
                 names
             };
-            if names.is_empty() {
-                return Ok(());
-            }
             // After a power cut, no range may use a part that was removed.
             let catalog = self.catalog.clone();
             blocking(move || catalog.sync()).await?;
@@ -88,7 +88,6 @@ impl Inner {
             });
             let removed: Vec<_> = stream::iter(removals).buffer_unordered(PARTS_AT_ONCE).collect().await;
             let mut batch = self.catalog.batch();
-            let mut failure = None;
             for (name, removed) in removed {
                 match removed {
                     Ok(()) => batch.delete_leaving_part(&name),
@@ -96,9 +95,10 @@ impl Inner {
                 }
             }
             self.catalog.write(batch)?;
-            if let Some(error) = failure {
-                return Err(error);
+            if failure.as_ref().is_some_and(Error::is_unreachable) {
+                break;
             }
         }
+        failure.map_or(Ok(()), Err)
     }
 }
