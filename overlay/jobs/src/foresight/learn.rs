@@ -78,9 +78,9 @@ impl JobsInner {
             let FileId::Overlay(ino) = file.id else { continue };
             let is_read = file.is_read() || is_taken_for_read(file, tells_all);
             let Some(size) = self.engine.size_in_pool(ino).filter(|_| is_read) else { continue };
-            report.wanted_bytes += size;
+            report.wanted_bytes = report.wanted_bytes.saturating_add(size);
             if foreseen.contains_key(&ino) {
-                report.covered_bytes += size;
+                report.covered_bytes = report.covered_bytes.saturating_add(size);
             }
             if let Some(bytes) = staged.get(&ino).filter(|bytes| **bytes > 0) {
                 report.used_files += 1;
