@@ -11,27 +11,34 @@ impl Overlay {
     /// # Errors
     /// Of the first file that could not be removed. The files after it are removed all the same.
     pub async fn job_ended(&self, used: Vec<Ino>) -> Result<()> {
-        let inner = &self.inner;
         let mut outcome = Ok(());
         for ino in used {
-            inner.hasten(ino);
-            let Some(node) = inner.node_unless_gone(ino)? else { continue };
-            let is_file = node.state.lock().record.kind != FileKind::Directory;
-            if !is_file || !inner.is_local(&node) || !inner.advisor().jobs_of(ino).is_empty() {
-                continue;
-            }
-            let links = node.state.lock().record.links.clone();
-            drop(node);
-            for (parent, name) in links {
-                match self.unlink(parent, &name).await {
-                    Ok(()) => inner.tell_kernel_name(parent, &name),
-                    Err(e) if e.is(ErrorKind::NotFound) => {}
-                    Err(e) => outcome = outcome.and(Err(e)),
-                }
-                outcome = outcome.and(self.remove_empty_local(parent).await);
-            }
+            self.inner.hasten(ino);
+            outcome = outcome.and(self.remove_local(ino).await);
         }
-        inner.flusher.bell.notify_one();
+        self.inner.flusher.bell.notify_one();
+        outcome
+    }
+
+    /// Removes a file that never goes to the pool and that no job uses, and the directories that only it was in.
+    async fn remove_local(&self, ino: Ino) -> Result<()> {
+        let inner = &self.inner;
+        let Some(node) = inner.node_unless_gone(ino)? else { return Ok(()) };
+        let is_file = node.state.lock().record.kind != FileKind::Directory;
+        if !is_file || !inner.is_local(&node) || !inner.advisor().jobs_of(ino).is_empty() {
+            return Ok(());
+        }
+        let links = node.state.lock().record.links.clone();
+        drop(node);
+        let mut outcome = Ok(());
+        for (parent, name) in links {
+            match self.unlink(parent, &name).await {
+                Ok(()) => inner.tell_kernel_name(parent, &name),
+                Err(e) if e.is(ErrorKind::NotFound) => {}
+                Err(e) => outcome = outcome.and(Err(e)),
+            }
+            outcome = outcome.and(self.remove_empty_local(parent).await);
+        }
         outcome
     }
 

@@ -188,7 +188,7 @@ impl Registry {
             return Vec::new();
         }
         let table = self.table.lock();
-        let users = table.running.values().filter(|running| running.uses.knows(&FileId::Overlay(ino)));
+        let users = table.running.values().filter(|running| running.uses.has_used(&FileId::Overlay(ino)));
         users
             .map(|running| JobFacts {
                 name: running.head.summary.id.clone(),
@@ -487,7 +487,8 @@ impl JobsInner {
         if job == NO_JOB {
             return self.registry.table.lock().others.replace(&old, &new);
         }
-        let known = self.registry.table.lock().running.get(&job).is_none_or(|running| running.uses.knows(&file));
+        let known =
+            self.registry.table.lock().running.get(&job).is_none_or(|running| running.uses.needs_no_path(&file));
         let path = if known { None } else { self.path_now(&file).or(path) };
         if let Some(running) = self.registry.table.lock().running.get_mut(&job) {
             running.uses.count(&file, first_ns, path, &old, &new, &parts);

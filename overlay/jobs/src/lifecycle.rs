@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobHead, JobSerial};
+use forebay_engine::Ino;
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 use futures::FutureExt;
 
-use super::accounting::{Accounting, FileId, UsedFile};
+use super::accounting::Accounting;
 use super::{JobTable, Jobs, Running, slurm_steps};
 use crate::JobsInner;
 
@@ -270,7 +271,7 @@ impl JobsInner {
         ended.head.summary.interrupted |= end != JobEnd::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
-        self.settle_files_of(&used);
+        self.settle_files(ended.uses.overlay_files());
         let ahead = self.end_ahead(ended.serial);
         match self.learn(&ended.head, &used, ahead.as_deref()) {
             Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
@@ -289,14 +290,10 @@ impl JobsInner {
     }
 
     /// Lets the engine flush or remove the files that waited for the end of a job.
-    fn settle_files_of(&self, used: &[UsedFile]) {
-        let inos = used.iter().filter_map(|file| match file.id {
-            FileId::Overlay(ino) => Some(ino),
-            FileId::Pool(_) => None,
-        });
-        let (inos, engine): (Vec<_>, _) = (inos.collect(), self.engine.clone());
+    fn settle_files(&self, used: Vec<Ino>) {
+        let engine = self.engine.clone();
         let task = async move {
-            if let Err(error) = engine.job_ended(inos).await {
+            if let Err(error) = engine.job_ended(used).await {
                 tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");
             }
         };
