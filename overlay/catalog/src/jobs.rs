@@ -41,6 +41,15 @@ pub struct JobHead {
     pub slurm_job: Option<String>,
 }
 
+/// Returns a record. One that only another version can read counts as absent: it must not keep other jobs from running.
+fn readable(serial: JobSerial, value: &[u8]) -> Option<JobHead> {
+    let head = serde_json::from_slice(value);
+    if let Err(error) = &head {
+        tracing::warn!(%error, "the record of job {serial} is not understood");
+    }
+    head.ok()
+}
+
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
     [[kind].as_slice(), &serial.to_be_bytes()].concat()
 }
@@ -50,8 +59,8 @@ impl Catalog {
     pub fn jobs(&self, mut each: impl FnMut(JobSerial, JobHead) -> Result<bool>) -> Result<()> {
         self.scan(cf::JOBS, b"h", |key, value| {
             let Some(serial) = key.strip_prefix(b"h") else { return Ok(false) };
-            let head = serde_json::from_slice(value).map_err(|e| corrupt(cf::JOBS).with_source(e))?;
-            each(super::id_of(serial)?, head)
+            let serial = super::id_of(serial)?;
+            readable(serial, value).map_or(Ok(true), |head| each(serial, head))
         })
     }
 
@@ -154,5 +163,23 @@ mod tests {
         assert_eq!(serials.len(), JOBS_MAX + 1);
         assert_eq!(catalog.job_files(4).unwrap(), [file]);
         assert!(catalog.job_files(3).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_hides_no_other_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        catalog.put_job(1, &mut head("1", Some(2)), None).unwrap();
+        let mut batch = catalog.batch();
+        batch.put_raw(cf::JOBS, &key(b'h', 2), b"{\"of\": \"another version\"}");
+        catalog.write(batch).unwrap();
+        catalog.put_job(3, &mut head("3", Some(2)), None).unwrap();
+        let mut serials = Vec::new();
+        let all = catalog.jobs(|serial, _| {
+            serials.push(serial);
+            Ok(true)
+        });
+        all.unwrap();
+        assert_eq!(serials, [1, 3]);
     }
 }
