@@ -1,10 +1,22 @@
 //! The end of a job: what waited for it is flushed, and what was kept for it alone is removed.
 
 use forebay_backends::{ErrorKind, FileKind, Result};
+use forebay_policy::Write;
 
 use crate::{Ino, Overlay};
 
 impl Overlay {
+    /// Returns whether a file never goes to the pool, and is removed when the last job that uses it ends.
+    pub fn is_local_file(&self, ino: Ino) -> bool {
+        let inner = &self.inner;
+        if !inner.policy().may_write(Write::Local) {
+            return false;
+        }
+        let is_local = inner.node(ino).is_ok_and(|node| inner.is_local(&node));
+        inner.table.drop_idle(ino);
+        is_local
+    }
+
     /// Flushes the files that waited for the end of a job, and removes those that never go to the pool and that no other
     /// job uses, with the directories that only they were in. `used`: the files that the job used.
     ///

@@ -170,6 +170,8 @@ pub struct Accounting {
     files: HashMap<FileId, JobFileUse>,
     /// Files beyond `FILES_MAX`.
     omitted: HashSet<OmittedFile>,
+    /// Files that never go to the pool and that the job used when another daemon counted.
+    local_before: HashSet<Ino>,
     sum: Traffic,
 }
 
@@ -195,18 +197,30 @@ impl OmittedFile {
 }
 
 impl Accounting {
-    /// Returns whether `count` needs no path for a further use of this file.
-    pub fn needs_no_path(&self, file: &FileId) -> bool {
-        self.files.contains_key(file) || self.files.len() >= FILES_MAX
+    /// The uses of a job that goes on after the death of a daemon, whose counts are lost. `local`: the files that never
+    /// go to the pool and that the job used before.
+    pub fn continued(local: Vec<Ino>) -> Self {
+        Self { local_before: local.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Returns whether `count` needs the path of this file.
+    pub fn needs_path(&self, file: &FileId) -> bool {
+        !self.files.contains_key(file) && self.files.len() < FILES_MAX
+    }
+
+    /// Returns whether the next use of this file is the first one, and can be counted.
+    pub fn counts_as_new(&self, file: &FileId) -> bool {
+        !self.has_used(file) && self.omitted.len() < OMITTED_MAX
     }
 
     /// Returns whether the job used this file. Beyond `FILES_MAX` and `OMITTED_MAX` files that is not known, and the
     /// answer is no.
     pub fn has_used(&self, file: &FileId) -> bool {
-        self.files.contains_key(file) || self.omitted.contains(&OmittedFile::of(file))
+        let before = || matches!(file, FileId::Overlay(ino) if self.local_before.contains(ino));
+        self.files.contains_key(file) || self.omitted.contains(&OmittedFile::of(file)) || before()
     }
 
-    /// Returns the files of the overlay that the job used, also those that are not reported.
+    /// Returns the files of the overlay that the job used, also those that are not reported. Some may be there twice.
     pub fn overlay_files(&self) -> Vec<Ino> {
         let reported = self.files.keys().filter_map(|file| match file {
             FileId::Overlay(ino) => Some(*ino),
@@ -216,7 +230,7 @@ impl Accounting {
             OmittedFile::Overlay(ino) => Some(*ino),
             OmittedFile::Pool(_) => None,
         });
-        reported.chain(omitted).collect()
+        reported.chain(omitted).chain(self.local_before.iter().copied()).collect()
     }
 
     /// Replaces the counts `old` of a file by `new`. `path` is the present path of the file, needed if the file may be
