@@ -82,6 +82,7 @@ pub struct Observer {
     records: Mutex<HashMap<MapData, Key, Record>>,
     /// The same map as `records`.
     records_fd: OwnedFd,
+    records_max: usize,
     numbers: Mutex<Array<MapData, u64>>,
     cpus: PerCpuArray<MapData, Slots>,
     drops: PerCpuArray<MapData, [u64; DROPS]>,
@@ -123,6 +124,7 @@ impl Observer {
         let aya::maps::Map::HashMap(data) = &records else {
             return Err(ObserverError::Kernel("the map RECORDS is of another type".into()));
         };
+        let records_max = data.info().map_err(|e| bpf("RECORDS", e))?.max_entries() as usize;
         let records_fd = data.fd().as_fd().try_clone_to_owned().map_err(|e| bpf("RECORDS", e))?;
         Ok(Self {
             hooks,
@@ -130,6 +132,7 @@ impl Observer {
             cgroups: Mutex::new(programs.take("CGROUPS")?),
             records: Mutex::new(HashMap::try_from(records).map_err(|e| bpf("RECORDS", e))?),
             records_fd,
+            records_max,
             numbers: Mutex::new(programs.take("NUMBERS")?),
             cpus: programs.take("CPU")?,
             drops: programs.take("DROPPED")?,
@@ -303,9 +306,18 @@ impl Observer {
     /// Removes records, for instance of a job that has ended. The next touch of such a file is a first touch.
     pub fn forget(&self, keys: impl IntoIterator<Item = Key>) {
         let mut records = self.records.lock();
-        for key in keys {
-            let _ = records.remove(&key);
+        let removed = keys.into_iter().filter(|key| records.remove(key).is_ok()).count();
+        drop(records);
+        if removed > 0 {
+            // A CPU that remembers the file would count its touches for a record that is gone. Operations on existing
+            // maps do not fail.
+            let _ = self.new_rules();
         }
+    }
+
+    /// Returns how many records the kernel's table has room for.
+    pub fn records_max(&self) -> usize {
+        self.records_max
     }
 
     pub fn dropped(&self) -> Dropped {

@@ -4,13 +4,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_ebpf::{FirstTouch, Key, Observer, ObserverOptions, Record, WatchedPlace, Way};
-use forebay_tests::observed::records;
+use forebay_tests::observed::{options, records};
 use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
 use forebay_tests::settings::seed;
 use forebay_tests::truth::{Set, files, plans, truth};
@@ -220,4 +221,26 @@ fn what_other_threads_read_meanwhile_does_not_mislead() {
         done.store(true, Ordering::Relaxed);
         assert_eq!(told.unwrap(), [1; 10]);
     });
+}
+
+/// A CPU remembers the file that a task reads, and need not look up its record.
+#[test]
+fn a_file_whose_record_was_forgotten_is_recorded_at_its_next_touch() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, [1; 8192]).unwrap();
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &cpus).unwrap();
+    let observer = Observer::start(&options(dir.path(), &[])).unwrap();
+    observer.add_process(std::process::id(), 1).unwrap();
+    let file = File::open(&path).unwrap();
+    let read_page = |number: u64| file.read_exact_at(&mut [0; 4096], number * 4096).unwrap();
+    read_page(0);
+    let told: Vec<Key> = records(&observer).into_keys().collect();
+    assert_eq!(told.len(), 1);
+    observer.forget(told.clone());
+    assert!(records(&observer).is_empty());
+    read_page(1);
+    assert_eq!(records(&observer).into_keys().collect::<Vec<_>>(), told);
 }

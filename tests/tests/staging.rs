@@ -9,7 +9,7 @@ use forebay_api::views::{ViewPhase, ViewRequest};
 use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
-use forebay_engine::{Ino, Lookup, Options, Overlay, Policy, summary};
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, summary};
 use forebay_system::process::Process;
 use forebay_tests::engine::*;
 use forebay_tests::process::wait_until;
@@ -465,4 +465,25 @@ async fn a_view_whose_client_ends_before_it_has_mounted_it_is_given_up() {
     let shown = || overlay.views().unwrap().into_iter().map(|view| view.path.to_string()).collect::<Vec<_>>();
     wait_until("the abandoned view is gone", || shown() == ["mounted"]);
     assert_eq!(overlay.status().await.leased_bytes, 7);
+}
+
+/// A sparse file may have any size. Three of the largest ones have more bytes than 64 bits can count.
+#[tokio::test(flavor = "multi_thread")]
+async fn sums_of_the_sizes_of_sparse_files_do_not_overflow() {
+    // ext4 has no files of that size.
+    let fixture = Fixture { fast: tempfile::tempdir_in("/dev/shm").unwrap(), ..Fixture::new() };
+    let overlay = fixture.open().await;
+    let largest = Change { size: Some(i64::MAX as u64), ..Change::default() };
+    for name in ["a", "b", "c"] {
+        let ino = create(&overlay, name).await;
+        close(&overlay, ino).await;
+        overlay.setattr(ino, &largest, CALLER).await.unwrap();
+    }
+    assert_eq!(overlay.status().await.dirty_bytes, u64::MAX);
+    let (staged, failed) = stage(&overlay, "").await;
+    assert_eq!((staged.files, staged.failed, failed), (3, 0, Vec::new()));
+    assert_eq!(overlay.status().await.leased_bytes, u64::MAX);
+    let released =
+        summary(overlay.release_leases(ReleaseRequest { owner: "job".into(), ..Default::default() })).await.0;
+    assert_eq!((released.files, released.bytes), (3, u64::MAX));
 }

@@ -82,10 +82,10 @@ struct Sum {
 impl Sum {
     fn add(&mut self, file: &ListedPath) {
         self.files += 1;
-        self.bytes += file.size;
-        self.resident_bytes += file.resident_bytes;
+        self.bytes = self.bytes.saturating_add(file.size);
+        self.resident_bytes = self.resident_bytes.saturating_add(file.resident_bytes);
         if file.state == ContentState::Dirty {
-            self.dirty_bytes += file.size;
+            self.dirty_bytes = self.dirty_bytes.saturating_add(file.size);
         }
     }
 }

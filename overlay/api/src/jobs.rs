@@ -84,7 +84,7 @@ pub struct Traffic {
 impl Traffic {
     /// Replaces `old`, which was counted before, by `new`.
     pub fn replace(&mut self, old: &Self, new: &Self) {
-        let swap = |sum: &mut u64, old: u64, new: u64| *sum = (*sum + new).saturating_sub(old);
+        let swap = |sum: &mut u64, old: u64, new: u64| *sum = sum.saturating_add(new).saturating_sub(old);
         swap(&mut self.opens, old.opens, new.opens);
         swap(&mut self.read_bytes, old.read_bytes, new.read_bytes);
         swap(&mut self.written_bytes, old.written_bytes, new.written_bytes);

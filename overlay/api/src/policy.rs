@@ -75,6 +75,6 @@ pub struct FileSum {
 impl FileSum {
     pub fn add(&mut self, bytes: u64) {
         self.files += 1;
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 }

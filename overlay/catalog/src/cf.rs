@@ -20,7 +20,8 @@ pub const SPILLED: &str = "spilled";
 pub const LOST: &str = "lost";
 /// Identity of a pool object that has several names → `Ino`.
 pub const OBJECTS: &str = "objects";
-/// `h` + number → the head of a job; `f` + number → the files that it used.
+/// `h` + number → the head of a job; `f` + number → the files that it used; `l` + number + inode: a file that it uses
+/// and that is removed after it.
 pub const JOBS: &str = "jobs";
 /// `h` + signature → the head of a profile; `p` + signature → the profile.
 pub const PROFILES: &str = "profiles";

@@ -1,10 +1,13 @@
-//! Ended and running jobs, stored as JSON, so that other versions of this program can read the records.
+//! Ended and running jobs, stored as JSON, so that other versions of this program can read the records. Beside them, the
+//! files that never go to the pool and that a job uses: those are removed after the job.
+
+use std::collections::BTreeMap;
 
 use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
-use super::{Catalog, cf, corrupt};
+use super::{Catalog, Ino, cf, corrupt};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_system::process::Process;
 
@@ -41,6 +44,15 @@ pub struct JobHead {
     pub slurm_job: Option<String>,
 }
 
+/// Returns a record. One that only another version can read counts as absent: it must not keep other jobs from running.
+fn readable(serial: JobSerial, value: &[u8]) -> Option<JobHead> {
+    let head = serde_json::from_slice(value);
+    if let Err(error) = &head {
+        tracing::warn!(%error, "the record of job {serial} is not understood");
+    }
+    head.ok()
+}
+
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
     [[kind].as_slice(), &serial.to_be_bytes()].concat()
 }
@@ -50,8 +62,8 @@ impl Catalog {
     pub fn jobs(&self, mut each: impl FnMut(JobSerial, JobHead) -> Result<bool>) -> Result<()> {
         self.scan(cf::JOBS, b"h", |key, value| {
             let Some(serial) = key.strip_prefix(b"h") else { return Ok(false) };
-            let head = serde_json::from_slice(value).map_err(|e| corrupt(cf::JOBS).with_source(e))?;
-            each(super::id_of(serial)?, head)
+            let serial = super::id_of(serial)?;
+            readable(serial, value).map_or(Ok(true), |head| each(serial, head))
         })
     }
 
@@ -73,6 +85,40 @@ impl Catalog {
         batch.put_raw(cf::JOBS, &key(b'h', serial), &serde_json::to_vec(head).map_err(text)?);
         self.write(batch)?;
         self.prune_jobs()
+    }
+
+    /// Records that a job uses a file that never goes to the pool, and that is to be removed after the job.
+    pub fn put_local_file(&self, job: JobSerial, ino: Ino) -> Result<()> {
+        let mut batch = self.batch();
+        batch.put_raw(cf::JOBS, &[key(b'l', job).as_slice(), &ino.0.to_be_bytes()].concat(), b"");
+        self.write(batch)
+    }
+
+    /// Returns the files that were recorded for all jobs.
+    pub fn local_files(&self) -> Result<BTreeMap<JobSerial, Vec<Ino>>> {
+        let mut files: BTreeMap<JobSerial, Vec<Ino>> = BTreeMap::new();
+        self.scan(cf::JOBS, b"l", |key, _| {
+            let Some((job, ino)) = key.strip_prefix(b"l").and_then(|ids| ids.split_at_checked(8)) else {
+                return Ok(false);
+            };
+            files.entry(super::id_of(job)?).or_default().push(Ino(super::id_of(ino)?));
+            Ok(true)
+        })?;
+        Ok(files)
+    }
+
+    /// Forgets the files that were recorded for a job.
+    pub fn forget_local_files(&self, job: JobSerial) -> Result<()> {
+        let prefix = key(b'l', job);
+        let mut batch = self.batch();
+        self.scan(cf::JOBS, &prefix, |key, _| {
+            let is_of_job = key.starts_with(&prefix);
+            if is_of_job {
+                batch.delete_raw(cf::JOBS, key);
+            }
+            Ok(is_of_job)
+        })?;
+        if batch.is_empty() { Ok(()) } else { self.write(batch) }
     }
 
     fn prune_jobs(&self) -> Result<()> {
@@ -154,5 +200,43 @@ mod tests {
         assert_eq!(serials.len(), JOBS_MAX + 1);
         assert_eq!(catalog.job_files(4).unwrap(), [file]);
         assert!(catalog.job_files(3).unwrap().is_empty());
+    }
+
+    #[test]
+    fn files_are_recorded_and_forgotten_for_each_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        for (job, ino) in [(1, 7), (2, 8), (2, 7), (2, 8), (256, 9)] {
+            catalog.put_local_file(job, Ino(ino)).unwrap();
+        }
+        catalog.put_job(2, &mut head("2", None), None).unwrap();
+        let known = |job: JobSerial| catalog.local_files().unwrap().remove(&job);
+        assert_eq!([known(1), known(2), known(3)], [Some(vec![Ino(7)]), Some(vec![Ino(7), Ino(8)]), None]);
+        catalog.forget_local_files(2).unwrap();
+        assert_eq!([known(1), known(2), known(256)], [Some(vec![Ino(7)]), None, Some(vec![Ino(9)])]);
+        let mut jobs = 0;
+        let all = catalog.jobs(|_, _| {
+            jobs += 1;
+            Ok(true)
+        });
+        assert_eq!(all.map(|()| jobs).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_hides_no_other_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        catalog.put_job(1, &mut head("1", Some(2)), None).unwrap();
+        let mut batch = catalog.batch();
+        batch.put_raw(cf::JOBS, &key(b'h', 2), b"{\"of\": \"another version\"}");
+        catalog.write(batch).unwrap();
+        catalog.put_job(3, &mut head("3", Some(2)), None).unwrap();
+        let mut serials = Vec::new();
+        let all = catalog.jobs(|serial, _| {
+            serials.push(serial);
+            Ok(true)
+        });
+        all.unwrap();
+        assert_eq!(serials, [1, 3]);
     }
 }

@@ -28,6 +28,14 @@ pub struct ProfileHead {
     pub used_bytes: f64,
 }
 
+/// Returns a profile, or its head. One that only another version can read counts as absent: the next run replaces it.
+fn readable<T, E: std::fmt::Display>(key: &[u8], read: std::result::Result<T, E>) -> Option<T> {
+    if let Err(error) = &read {
+        tracing::warn!(%error, "the profile {} is not understood", key.escape_ascii());
+    }
+    read.ok()
+}
+
 fn key(kind: u8, signature: &Signature) -> Vec<u8> {
     [[kind].as_slice(), signature.as_str().as_bytes()].concat()
 }
@@ -39,18 +47,18 @@ impl Catalog {
             if key.first() != Some(&b'h') {
                 return Ok(false);
             }
-            each(serde_json::from_slice(value).map_err(|e| corrupt(cf::PROFILES).with_source(e))?)
+            readable(key, serde_json::from_slice(value)).map_or(Ok(true), &mut each)
         })
     }
 
     pub fn profile_head(&self, signature: &Signature) -> Result<Option<ProfileHead>> {
-        let value = self.raw(&key(b'h', signature))?;
-        value.map(|v| serde_json::from_slice(&v).map_err(|e| corrupt(cf::PROFILES).with_source(e))).transpose()
+        let key = key(b'h', signature);
+        Ok(self.raw(&key)?.and_then(|value| readable(&key, serde_json::from_slice(&value))))
     }
 
     pub fn profile(&self, signature: &Signature) -> Result<Option<Profile>> {
-        let value = self.raw(&key(b'p', signature))?;
-        value.map(|v| Profile::decode(&v).map_err(|e| corrupt(cf::PROFILES).with_source(e))).transpose()
+        let key = key(b'p', signature);
+        Ok(self.raw(&key)?.and_then(|value| readable(&key, Profile::decode(&value))))
     }
 
     fn raw(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -91,5 +99,52 @@ impl Catalog {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Durability;
+    use super::*;
+    use forebay_prefetch::signature::Invocation;
+
+    #[test]
+    fn a_record_that_cannot_be_read_hides_no_other_profile_and_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+        let invocation = |word: &str| Invocation { words: vec![word.into()], ..Invocation::default() };
+        let put = |word: &str| {
+            let invocation = invocation(word);
+            let mut head = ProfileHead {
+                signature: invocation.signature(),
+                runs: 1,
+                files: 0,
+                encoded_bytes: 0,
+                last_seen_unix: 1,
+                staged_bytes: 0.0,
+                used_bytes: 0.0,
+            };
+            catalog.put_profile(&mut head, &Profile::new(&invocation)).unwrap();
+            head.signature
+        };
+        let seen = || {
+            let mut seen = Vec::new();
+            let all = catalog.profiles(|head| {
+                seen.push(head.signature);
+                Ok(true)
+            });
+            all.map(|()| seen).unwrap()
+        };
+        let damaged = put("a");
+        let mut batch = catalog.batch();
+        batch.put_raw(cf::PROFILES, &key(b'h', &damaged), b"{}");
+        batch.put_raw(cf::PROFILES, &key(b'p', &damaged), b"of another version");
+        catalog.write(batch).unwrap();
+        let other = put("b");
+        assert_eq!(seen(), [other]);
+        assert!(catalog.profile_head(&damaged).unwrap().is_none() && catalog.profile(&damaged).unwrap().is_none());
+        put("a");
+        assert_eq!(seen().len(), 2);
+        assert!(catalog.profile(&damaged).unwrap().is_some());
     }
 }

@@ -150,7 +150,7 @@ impl Inner {
         let mut census = Census {
             counted_unix: unix_now(),
             dirty_files: dirty.len() as u64,
-            dirty_bytes: dirty.iter().map(|file| file.bytes).sum(),
+            dirty_bytes: dirty.iter().map(|file| file.bytes).fold(0, u64::saturating_add),
             failing_files: dirty.iter().filter(|file| file.error.is_some()).count() as u64,
             oldest_dirty_unix: dirty.iter().map(|file| file.since_unix).min(),
             oldest: Vec::new(),

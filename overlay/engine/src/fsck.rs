@@ -165,7 +165,7 @@ impl Inner {
         };
         let size = content.file.metadata().map_or(0, |m| m.size());
         if record.file.is_dirty() {
-            report.checked_bytes += size;
+            report.checked_bytes = report.checked_bytes.saturating_add(size);
             return Ok(None);
         }
         // Bytes behind the end were appended by a daemon that was killed, or are being appended: they are cut off
@@ -181,7 +181,7 @@ impl Inner {
             let start = u64::from(chunk) * CHUNK_BYTES;
             let len = CHUNK_BYTES.min(record.size.saturating_sub(start)) as usize;
             let read = std::os::unix::fs::FileExt::read_exact_at(&*content.file, &mut buffer[..len], start);
-            report.checked_bytes += len as u64;
+            report.checked_bytes = report.checked_bytes.saturating_add(len as u64);
             if read.is_err() || crc32c::crc32c(&buffer[..len]) != checksum {
                 return Ok(Some(format!("chunk {chunk} of content file {:x} is damaged", id.0)));
             }

@@ -129,16 +129,16 @@ impl Overlay {
         let ToStage { mut files, declared, arrived, mut message } = found?;
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
         let _counted = self.keep_to_quota(&mut files, declared, owner, request, &mut message).await?;
-        let (mut missing, mut total) = (0, 0);
+        let (mut missing, mut total) = (0_u64, 0_u64);
         for ino in &files {
             consume_budget().await;
             let Some(node) = inner.node_unless_gone(*ino)? else { continue };
             let (bytes, absent) = inner.bytes_of_share(&node, &inner.share_of(&node, request.cluster)?)?;
-            total += bytes;
-            missing += absent;
+            total = total.saturating_add(bytes);
+            missing = missing.saturating_add(absent);
         }
-        let came = files.iter().filter_map(|ino| arrived.get(ino)).sum::<u64>();
-        reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing + came });
+        let came = files.iter().filter_map(|ino| arrived.get(ino)).fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing.saturating_add(came) });
         inner.check_fits(missing, total)?;
         if request.dry_run {
             reporter.planned(files.len() as u64, missing, message);
@@ -162,7 +162,7 @@ impl Overlay {
             let staged = self.stage_file(ino, terms).await;
             settled.fetch_add(1, Ordering::Relaxed);
             match staged {
-                Ok(bytes) => reporter.advanced(bytes + arrived.get(&ino).copied().unwrap_or(0)),
+                Ok(bytes) => reporter.advanced(bytes.saturating_add(arrived.get(&ino).copied().unwrap_or(0))),
                 Err(e) => reporter.failed(inner.display(ino), &e),
             }
         });
@@ -248,11 +248,11 @@ impl Overlay {
     ) -> Result<Option<String>> {
         let inner = &self.inner;
         let pool = self.pool_rate(request.bytes_per_second);
-        let (mut declared_bytes, mut declared_seconds) = (0, 0.0);
+        let (mut declared_bytes, mut declared_seconds) = (0_u64, 0.0);
         for ino in files.iter() {
             let Some(node) = inner.node_unless_gone(*ino)? else { continue };
             let size = inner.attr_of(&node)?.size;
-            declared_bytes += size;
+            declared_bytes = declared_bytes.saturating_add(size);
             declared_seconds += pool.busy_seconds(size.saturating_sub(inner.resident_bytes(&node, size)?));
         }
         let declared = Duration::try_from_secs_f64(declared_seconds).unwrap_or(Duration::MAX);

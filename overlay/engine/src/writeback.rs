@@ -163,7 +163,7 @@ impl Inner {
                 Intent::Inode(ino) => {
                     let node = self.node(*ino);
                     let is_dir = node.is_ok_and(|n| n.state.lock().record.kind == FileKind::Directory);
-                    plan.bytes += self.bytes_of(*ino);
+                    plan.bytes = plan.bytes.saturating_add(self.bytes_of(*ino));
                     if is_dir { &mut plan.dirs } else { &mut plan.files }.push(intent);
                 }
             }

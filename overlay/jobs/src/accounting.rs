@@ -14,7 +14,7 @@ use forebay_engine::Ino;
 
 /// Files of one job that are reported. Each takes some 300 bytes: ten megabytes for a job that reads everything.
 pub const FILES_MAX: usize = 32_768;
-/// Files beyond `FILES_MAX` that are counted, at most.
+/// Files beyond `FILES_MAX` that are counted, at most: nine megabytes.
 const OMITTED_MAX: usize = 262_144;
 
 /// A file that a job uses.
@@ -168,14 +168,69 @@ pub struct JobFileUse {
 #[derive(Debug, Default)]
 pub struct Accounting {
     files: HashMap<FileId, JobFileUse>,
-    /// Files beyond `FILES_MAX`, by their hashes.
-    omitted: HashSet<u64>,
+    /// Files beyond `FILES_MAX`.
+    omitted: HashSet<OmittedFile>,
+    /// Files that never go to the pool and that the job used when another daemon counted.
+    local_before: HashSet<Ino>,
     sum: Traffic,
 }
 
+/// A file that is counted and not reported: 16 bytes, however long its path is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum OmittedFile {
+    Overlay(Ino),
+    /// The hash of its path in the pool's own directory.
+    Pool(u64),
+}
+
+impl OmittedFile {
+    fn of(file: &FileId) -> Self {
+        match file {
+            FileId::Overlay(ino) => Self::Overlay(*ino),
+            FileId::Pool(path) => {
+                let mut hasher = DefaultHasher::new();
+                path.hash(&mut hasher);
+                Self::Pool(hasher.finish())
+            }
+        }
+    }
+}
+
 impl Accounting {
-    pub fn knows(&self, file: &FileId) -> bool {
-        self.files.contains_key(file) || self.files.len() >= FILES_MAX
+    /// The uses of a job that goes on after the death of a daemon, whose counts are lost. `local`: the files that never
+    /// go to the pool and that the job used before.
+    pub fn continued(local: Vec<Ino>) -> Self {
+        Self { local_before: local.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Returns whether `count` needs the path of this file.
+    pub fn needs_path(&self, file: &FileId) -> bool {
+        !self.files.contains_key(file) && self.files.len() < FILES_MAX
+    }
+
+    /// Returns whether the next use of this file is the first one, and can be counted.
+    pub fn counts_as_new(&self, file: &FileId) -> bool {
+        !self.has_used(file) && self.omitted.len() < OMITTED_MAX
+    }
+
+    /// Returns whether the job used this file. Beyond `FILES_MAX` and `OMITTED_MAX` files that is not known, and the
+    /// answer is no.
+    pub fn has_used(&self, file: &FileId) -> bool {
+        let before = || matches!(file, FileId::Overlay(ino) if self.local_before.contains(ino));
+        self.files.contains_key(file) || self.omitted.contains(&OmittedFile::of(file)) || before()
+    }
+
+    /// Returns the files of the overlay that the job used, also those that are not reported. Some may be there twice.
+    pub fn overlay_files(&self) -> Vec<Ino> {
+        let reported = self.files.keys().filter_map(|file| match file {
+            FileId::Overlay(ino) => Some(*ino),
+            FileId::Pool(_) => None,
+        });
+        let omitted = self.omitted.iter().filter_map(|file| match file {
+            OmittedFile::Overlay(ino) => Some(*ino),
+            OmittedFile::Pool(_) => None,
+        });
+        reported.chain(omitted).chain(self.local_before.iter().copied()).collect()
     }
 
     /// Replaces the counts `old` of a file by `new`. `path` is the present path of the file, needed if the file may be
@@ -192,9 +247,7 @@ impl Accounting {
         self.sum.replace(old, new);
         if !self.files.contains_key(file) && self.files.len() >= FILES_MAX {
             if self.omitted.len() < OMITTED_MAX {
-                let mut hasher = DefaultHasher::new();
-                file.hash(&mut hasher);
-                self.omitted.insert(hasher.finish());
+                self.omitted.insert(OmittedFile::of(file));
             }
             return;
         }
@@ -282,5 +335,9 @@ mod tests {
         assert_eq!((ranked[0].1.path.as_str(), ranked[1].1.path.as_str()), ("7", "0"));
         assert_eq!(uses.omitted(), 3);
         assert_eq!(uses.sum().read_bytes, 10 * (FILES_MAX as u64 + 3), "the sum has them all");
+        let is_used = |at: u64| uses.has_used(&FileId::Overlay(Ino(1_000_000 - at)));
+        assert!(is_used(0) && is_used(FILES_MAX as u64 + 2), "a file that is not reported is used all the same");
+        assert!(!is_used(FILES_MAX as u64 + 3), "however many files a job uses, it uses no other file");
+        assert_eq!(uses.overlay_files().len(), FILES_MAX + 3);
     }
 }

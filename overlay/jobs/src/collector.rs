@@ -18,6 +18,7 @@ use forebay_system::capabilities;
 use forebay_system::clock::unix_now;
 use forebay_system::process::Process;
 
+use super::accounting::Accounting;
 use super::lifecycle::JobEnd;
 use super::watch::{Watch, WatchOptions};
 use super::{Jobs, JobsInner, Registry};
@@ -155,8 +156,13 @@ impl JobsInner {
     /// Ends jobs whose clients have not ended them.
     fn end_jobs_where(&self, end: JobEnd, over: impl Fn(&JobHead) -> bool) {
         let numbers: Vec<u32> = {
-            let table = self.registry.table.lock();
-            table.running.iter().filter(|(_, running)| over(&running.head)).map(|(number, _)| *number).collect()
+            let mut table = self.registry.table.lock();
+            let over = table.running.iter_mut().filter(|(_, running)| over(&running.head));
+            over.map(|(number, running)| {
+                running.is_ending = true;
+                *number
+            })
+            .collect()
         };
         for number in numbers {
             if let Err(error) = self.finish_job(number, end) {
@@ -166,7 +172,8 @@ impl JobsInner {
     }
 
     /// Takes over the jobs that an earlier daemon did not see the end of.
-    fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
+    pub(super) fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
+        let mut local = self.engine.catalog().local_files()?;
         let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
         self.engine.catalog().jobs(|serial, head| {
             if head.summary.ended_unix.is_none() {
@@ -190,11 +197,16 @@ impl JobsInner {
             head.summary.observer = self.registry.status().kind;
             head.summary.missing = self.registry.unseen();
             head.summary.reads_unseen = self.registry.misses_reads();
-            let number = self.run_job(&mut self.registry.table.lock(), serial, head);
+            let uses = Accounting::continued(local.remove(&serial).unwrap_or_default());
+            let number = self.run_job(&mut self.registry.table.lock(), serial, head, uses);
             self.add_processes(number, &alive);
             cgroups.into_iter().zip(ids).for_each(|(path, id)| self.add_cgroup(number, id, path));
             self.keep_running(number)?;
             self.go_ahead_of(number);
+        }
+        // The files of all jobs that run are known now.
+        for (ended, files) in local {
+            self.settle_files(ended, files);
         }
         self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive))
     }

@@ -84,6 +84,7 @@ const EVICTION_LOOKS: Duration = Duration::from_secs(1);
 
 /// What is not seen if requests are the only source.
 const MISSING: &str = "what the kernel reads and writes without the daemon: resident files, and the page cache";
+const MISSING_LOST: &str = "uses of files for which the observer's tables in the kernel had no room";
 const MISSING_OPENS: &str = "opens: the kernel opens the files of an immutable mount by itself";
 
 /// The jobs of a mount.
@@ -94,6 +95,9 @@ struct Registry {
     attribution: Attribution,
     /// Held while a step of a Slurm job is added to its job.
     adopting: Mutex<()>,
+    /// Held while the head of a job is written to the catalog, so that an older one never replaces the last one. Comes
+    /// before `table`.
+    recording: Mutex<()>,
     contents: Mutex<LruCache<ContentId, Ino>>,
     /// Bytes that a job's opens fetched from the pool, and that the observer has not seen read yet.
     fetched: Mutex<LruCache<(u32, Ino), u64>>,
@@ -125,6 +129,17 @@ struct Running {
     uses: Accounting,
     /// One of its clients has said that the job is over.
     is_over: bool,
+    /// It is being finished: a client that comes now begins another job of its name.
+    is_ending: bool,
+    /// The uses that the observer had lost before the job began.
+    lost_before: u64,
+}
+
+impl Running {
+    /// Returns whether a client of a job of this name can join it.
+    fn is_joined_as(&self, id: &str) -> bool {
+        !self.is_ending && self.head.summary.id == id
+    }
 }
 
 impl Default for Registry {
@@ -134,6 +149,7 @@ impl Default for Registry {
             table: Mutex::default(),
             attribution: Attribution::default(),
             adopting: Mutex::default(),
+            recording: Mutex::default(),
             contents: Mutex::new(LruCache::new(CONTENTS_MAX)),
             fetched: Mutex::new(LruCache::new(CONTENTS_MAX)),
             starting: AtomicBool::new(false),
@@ -161,13 +177,13 @@ impl Registry {
     /// Returns the number of the running job of this name.
     pub fn number_of(&self, id: &str) -> Option<u32> {
         let table = self.table.lock();
-        table.running.iter().find(|(_, running)| running.head.summary.id == id).map(|(number, _)| *number)
+        table.running.iter().find(|(_, running)| running.is_joined_as(id)).map(|(number, _)| *number)
     }
 
     /// Returns whether a job of this name runs and is held by an allocation.
     pub fn is_held(&self, id: &str) -> bool {
         let table = self.table.lock();
-        table.running.values().any(|running| running.head.summary.id == id && running.head.is_held)
+        table.running.values().any(|running| running.is_joined_as(id) && running.head.is_held)
     }
 
     /// Returns the user of the running job of this name.
@@ -177,7 +193,7 @@ impl Registry {
         job.map(|running| running.head.summary.uid)
     }
 
-    /// Returns whether a job of this name runs.
+    /// Returns whether a job of this name runs, and is not being finished.
     pub fn runs(&self, id: &str) -> bool {
         self.number_of(id).is_some()
     }
@@ -188,7 +204,7 @@ impl Registry {
             return Vec::new();
         }
         let table = self.table.lock();
-        let users = table.running.values().filter(|running| running.uses.knows(&FileId::Overlay(ino)));
+        let users = table.running.values().filter(|running| running.uses.has_used(&FileId::Overlay(ino)));
         users
             .map(|running| JobFacts {
                 name: running.head.summary.id.clone(),
@@ -271,6 +287,12 @@ impl Registry {
                 }
             }
         }
+    }
+
+    /// Returns how many uses the observer has lost since it started: each may be of any job.
+    fn lost_uses(&self) -> u64 {
+        let dropped = self.watch().map(|watch| watch.observer.dropped());
+        dropped.map_or(0, |dropped| dropped.touches.saturating_add(dropped.processes))
     }
 
     fn misses_reads(&self) -> bool {
@@ -487,8 +509,15 @@ impl JobsInner {
         if job == NO_JOB {
             return self.registry.table.lock().others.replace(&old, &new);
         }
-        let known = self.registry.table.lock().running.get(&job).is_none_or(|running| running.uses.knows(&file));
-        let path = if known { None } else { self.path_now(&file).or(path) };
+        let (needs_path, first_of) = {
+            let table = self.registry.table.lock();
+            let Some(running) = table.running.get(&job) else { return };
+            (running.uses.needs_path(&file), running.uses.counts_as_new(&file).then_some(running.serial))
+        };
+        if let (Some(serial), FileId::Overlay(ino)) = (first_of, &file) {
+            self.note_local_file(serial, *ino);
+        }
+        let path = if needs_path { self.path_now(&file).or(path) } else { None };
         if let Some(running) = self.registry.table.lock().running.get_mut(&job) {
             running.uses.count(&file, first_ns, path, &old, &new, &parts);
         }

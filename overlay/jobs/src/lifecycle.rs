@@ -7,12 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobHead, JobSerial};
+use forebay_engine::{Ino, blocking};
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 use futures::FutureExt;
 
-use super::accounting::{Accounting, FileId, UsedFile};
-use super::{JobTable, Jobs, Running, slurm_steps};
+use super::accounting::Accounting;
+use super::{JobTable, Jobs, MISSING_LOST, Running, slurm_steps};
 use crate::JobsInner;
 
 /// Jobs that run at a time.
@@ -88,7 +89,7 @@ impl JobsInner {
             _ => None,
         };
         let mut table = self.registry.table.lock();
-        let known = table.running.iter_mut().find(|(_, running)| running.head.summary.id == request.id);
+        let known = table.running.iter_mut().find(|(_, running)| running.is_joined_as(&request.id));
         if let Some((number, running)) = known {
             let head = &mut running.head;
             head.is_held |= client.is_none();
@@ -137,13 +138,15 @@ impl JobsInner {
         };
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let serial = micros.max(table.last_serial + 1);
-        Ok((self.run_job(&mut table, serial, head), true))
+        Ok((self.run_job(&mut table, serial, head, Accounting::default()), true))
     }
 
-    pub(super) fn run_job(&self, table: &mut JobTable, serial: JobSerial, head: JobHead) -> u32 {
+    pub(super) fn run_job(&self, table: &mut JobTable, serial: JobSerial, head: JobHead, uses: Accounting) -> u32 {
         table.last_number += 1;
         table.last_serial = table.last_serial.max(serial);
-        table.running.insert(table.last_number, Running { serial, head, uses: Accounting::default(), is_over: false });
+        let lost_before = self.registry.lost_uses();
+        let running = Running { serial, head, uses, is_over: false, is_ending: false, lost_before };
+        table.running.insert(table.last_number, running);
         self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
         self.registry.wake_keeper();
         table.last_number
@@ -215,6 +218,7 @@ impl JobsInner {
 
     /// Records in the catalog that a job runs, for the next daemon.
     pub(super) fn keep_running(&self, number: u32) -> Result<JobSummary> {
+        let _recording = self.registry.recording.lock();
         let known = self.registry.table.lock().running.get(&number).map(|r| (r.serial, r.head.clone(), r.summary()));
         let Some((serial, mut head, summary)) = known else {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, "the job has ended"));
@@ -227,7 +231,7 @@ impl JobsInner {
         self.registry.wait_until_settled();
         let (number, is_over) = {
             let mut table = self.registry.table.lock();
-            let found = table.running.iter_mut().find(|(_, running)| running.head.summary.id == id);
+            let found = table.running.iter_mut().find(|(_, running)| running.is_joined_as(id));
             let Some((number, running)) = found else {
                 drop(table);
                 if !goes_on {
@@ -243,6 +247,7 @@ impl JobsInner {
             if !running.head.clients.is_empty() || running.head.is_held {
                 return Ok(Some(running.summary()));
             }
+            running.is_ending = true;
             (*number, running.is_over)
         };
         self.finish_job(number, if is_over { JobEnd::Told } else { JobEnd::Unseen })
@@ -250,6 +255,9 @@ impl JobsInner {
 
     /// Collects the counts of a job for the last time, and saves its report.
     pub(crate) fn finish_job(&self, number: u32, end: JobEnd) -> Result<Option<JobSummary>> {
+        if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
+            running.is_ending = true;
+        }
         if let Some(Err(error)) = self.registry.watch().map(|watch| watch.observer.end(number)) {
             tracing::warn!("a job that has ended is still observed: {error}");
         }
@@ -270,9 +278,14 @@ impl JobsInner {
         ended.head.summary.interrupted |= end != JobEnd::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
-        self.settle_files_of(&used);
+        self.settle_files(ended.serial, ended.uses.overlay_files());
         let ahead = self.end_ahead(ended.serial);
-        match self.learn(&ended.head, &used, ahead.as_deref()) {
+        let is_whole = self.registry.lost_uses() == ended.lost_before;
+        if !is_whole {
+            ended.head.summary.reads_unseen = true;
+            ended.head.summary.missing.push(MISSING_LOST.to_owned());
+        }
+        match self.learn(&ended.head, &used, ahead.as_deref(), is_whole) {
             Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
             Err(error) => tracing::warn!(%error, "nothing is learned from job {}", ended.head.summary.id),
         }
@@ -284,19 +297,29 @@ impl JobsInner {
             self.engine.end_leases_of(id)?;
             ended.head.ends_leases = false;
         }
+        let _recording = self.registry.recording.lock();
         self.engine.catalog().put_job(ended.serial, &mut ended.head, Some(&files))?;
         Ok(Some(ended.head.summary))
     }
 
+    /// Records that a job uses a file, if the file never goes to the pool: it is removed at the end of the job, also if
+    /// this daemon does not see that end.
+    pub(super) fn note_local_file(&self, job: JobSerial, ino: Ino) {
+        if self.engine.is_local_file(ino)
+            && let Err(error) = self.engine.catalog().put_local_file(job, ino)
+        {
+            tracing::warn!(%error, "a file that never goes to the pool may outlive the job that uses it");
+        }
+    }
+
     /// Lets the engine flush or remove the files that waited for the end of a job.
-    fn settle_files_of(&self, used: &[UsedFile]) {
-        let inos = used.iter().filter_map(|file| match file.id {
-            FileId::Overlay(ino) => Some(ino),
-            FileId::Pool(_) => None,
-        });
-        let (inos, engine): (Vec<_>, _) = (inos.collect(), self.engine.clone());
+    pub(super) fn settle_files(&self, job: JobSerial, used: Vec<Ino>) {
+        let engine = self.engine.clone();
         let task = async move {
-            if let Err(error) = engine.job_ended(inos).await {
+            // What is not removed now, the next daemon tries again.
+            let settled = engine.job_ended(used).await;
+            let forgotten = blocking(move || settled.and_then(|()| engine.catalog().forget_local_files(job))).await;
+            if let Err(error) = forgotten {
                 tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");
             }
         };
@@ -307,7 +330,8 @@ impl JobsInner {
     pub(super) fn end_leases_left_by(&self, is_over: impl Fn(&JobHead) -> bool) -> Result<()> {
         let mut left = Vec::new();
         self.engine.catalog().jobs(|serial, head| {
-            let is_owner = !self.allocations.is_active(&head.summary.id);
+            // The leases belong to a job of the same name that runs, or to an allocation.
+            let is_owner = !self.registry.runs(&head.summary.id) && !self.allocations.is_active(&head.summary.id);
             if head.ends_leases && head.summary.ended_unix.is_some() && is_owner && is_over(&head) {
                 left.push((serial, head));
             }
@@ -321,3 +345,6 @@ impl JobsInner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

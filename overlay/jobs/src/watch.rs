@@ -7,8 +7,9 @@
 //!
 //! The source of the bytes follows from the pages that had to be filled: from the fast pool for a content file, through
 //! the daemon for the mount. Bytes that were read without filling a page came from memory. Pages that readahead filled
-//! and no program read do not count as read. Idle records that belong to no job are dropped beyond `RESTING_MAX`. If
-//! the path of a record was lost, the record is dropped, so that the next touch sends the path.
+//! and no program read do not count as read. Idle records that belong to no job are dropped beyond `RESTING_MAX`, and all
+//! idle records while the kernel's table is more than half full. If the path of a record was lost, the record is dropped,
+//! so that the next touch sends the path.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
@@ -29,8 +30,7 @@ use super::accounting::{FileId, PartMap};
 use super::observer_activation::ObserverActivation;
 use crate::JobsInner;
 
-/// Bound on the records that belong to no job and did not change since they were last read. More are dropped: the
-/// kernel's table has room for a quarter of a million.
+/// Bound on the records that belong to no job and did not change since they were last read. More are dropped.
 const RESTING_MAX: usize = 4096;
 
 /// Records that are read before the ring is emptied again.
@@ -81,6 +81,31 @@ pub struct Watch {
     left_out: Option<String>,
     known: Mutex<KnownFiles>,
     pub(super) rest: Mutex<ObserverActivation>,
+}
+
+/// Records that did not change since they were last read.
+#[derive(Default)]
+struct RestingRecords {
+    of_no_job: Vec<Key>,
+    of_jobs: Vec<Key>,
+}
+
+impl RestingRecords {
+    fn push(&mut self, key: Key) {
+        if key.job == NO_JOB { &mut self.of_no_job } else { &mut self.of_jobs }.push(key);
+    }
+
+    /// Returns the records to drop. `told` of at most `records_max` records are in the kernel's table: from half of that
+    /// on, those of jobs go, too. Their counts are kept, and the next touch of such a file begins another record.
+    fn to_drop(self, told: usize, records_max: usize) -> Vec<Key> {
+        let Self { of_no_job, of_jobs } = self;
+        let is_scarce = told > records_max / 2;
+        let mut dropped = if is_scarce || of_no_job.len() > RESTING_MAX { of_no_job } else { Vec::new() };
+        if is_scarce {
+            dropped.extend(of_jobs);
+        }
+        dropped
+    }
 }
 
 /// New counts of a file.
@@ -158,7 +183,7 @@ impl Watch {
         }
         // Inodes that have records, or whose paths were in the ring: their records are read the next time.
         let mut used: HashSet<WatchedInode> = self.name(inner, &mut known).into_iter().collect();
-        let (mut resting, mut unnamed, mut told) = (Vec::new(), HashSet::new(), 0);
+        let (mut resting, mut unnamed, mut told) = (RestingRecords::default(), HashSet::new(), 0);
         let all = self.observer.records(|key, record| {
             used.insert(WatchedInode::of(key));
             told += 1;
@@ -192,19 +217,18 @@ impl Watch {
                     new,
                     parts: PartMap::new(record.shift, record.read, record.written),
                 });
-            } else if key.job == NO_JOB {
+            } else {
                 resting.push(*key);
             }
         });
         if let Err(error) = all {
             return tracing::warn!("the observer's records: {error}");
         }
-        if resting.len() > RESTING_MAX {
-            for key in &resting {
-                known.counted.remove(key);
-            }
-            self.observer.forget(resting);
+        let dropped = resting.to_drop(told, self.observer.records_max());
+        for key in &dropped {
+            known.counted.remove(key);
         }
+        self.observer.forget(dropped);
         // Their paths were lost: the next touch sends them again.
         let lost: Vec<Key> = unnamed.intersection(&known.unnamed).copied().collect();
         unnamed.retain(|key| !known.unnamed.contains(key));
@@ -327,6 +351,22 @@ mod tests {
     use forebay_ebpf::Count;
 
     use super::*;
+
+    #[test]
+    fn idle_records_of_jobs_are_dropped_before_the_kernels_table_is_full() {
+        let key = |job, ino| Key { job, device: 1, ino, generation: 0, reserved: 0 };
+        let dropped = |others: u64, of_job: u64, told| {
+            let mut resting = RestingRecords::default();
+            (0..others).for_each(|ino| resting.push(key(NO_JOB, ino)));
+            (0..of_job).for_each(|ino| resting.push(key(7, ino)));
+            let dropped = resting.to_drop(told, 100_000);
+            let of_job = dropped.iter().filter(|key| key.job == 7).count();
+            (dropped.len() - of_job, of_job)
+        };
+        assert_eq!(dropped(4096, 40_000, 50_000), (0, 0));
+        assert_eq!(dropped(4097, 40_000, 50_000), (4097, 0));
+        assert_eq!(dropped(1, 40_000, 50_001), (1, 40_000));
+    }
 
     #[test]
     fn content_files_are_known_by_their_path() {

@@ -303,6 +303,12 @@ impl PolicyRule {
         if settings.is_empty() {
             return Err(fields.error(&first, "this [[rule]] makes no setting"));
         }
+        // With the job, the rule would end: the files would go to the pool before they could be removed.
+        if conditions.needed().jobs && settings.iter().any(|(set, _)| *set == PathSetting::Write(Write::Local)) {
+            let what = "write = \"local\" holds also after a job has ended, so its rule cannot have the conditions `job` \
+                        and `profile`; name the paths";
+            return Err(fields.error("write", what));
+        }
         if table.iter().all(|(key, _)| !CONDITIONS.contains(&key)) {
             let what = "this [[rule]] has no condition, such as paths = [\"GLOB\"]; settings for all files belong to [default]";
             return Err(fields.error(&first, what));

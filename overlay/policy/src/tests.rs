@@ -103,6 +103,17 @@ fn users_and_groups_are_known_by_name_or_number() {
 }
 
 #[test]
+fn files_that_never_go_to_the_pool_are_not_named_by_a_job_that_ends() {
+    for condition in ["job = \"train*\"", "profile = \"train*\""] {
+        let local = |more: &str| Policy::parse(&format!("[[rule]]\n{condition}\npaths = \"tmp/**\"\n{more}\n"));
+        let error = local("write = \"local\"").unwrap_err().to_string();
+        assert!(error.contains("policy:4:9") && error.contains("after a job has ended"), "{error}");
+        assert!(local("write = \"around\"").is_ok());
+    }
+    assert!(Policy::parse("[[rule]]\npaths = \"tmp/**\"\nwrite = \"local\"\n").is_ok());
+}
+
+#[test]
 fn what_holds_for_all_paths_is_known_without_a_path() {
     let policy = |text: &str| Policy::parse(text).unwrap();
     let plain = policy("[default]\nflush = \"manual\"\n[observer]\nat-work = \"always\"");

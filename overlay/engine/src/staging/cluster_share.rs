@@ -119,9 +119,9 @@ impl Inner {
                 Ok((size, size.saturating_sub(self.resident_bytes(node, size)?)))
             }
             FileShare::Ranges(ranges) => {
-                let mut absent = 0;
+                let mut absent = 0_u64;
                 for range in ranges {
-                    absent += self.missing_bytes(node, range.clone())?;
+                    absent = absent.saturating_add(self.missing_bytes(node, range.clone())?);
                 }
                 Ok((ranges.iter().map(|range| range.end - range.start).sum(), absent))
             }

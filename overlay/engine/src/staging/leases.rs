@@ -210,11 +210,11 @@ impl Inner {
 
     /// Returns how many files eviction spares because of leases, and their leased bytes.
     pub(crate) fn leased(&self) -> Result<(u64, u64)> {
-        let (mut files, mut sum, now) = (0, 0, unix_now());
+        let (mut files, mut sum, now) = (0, 0_u64, unix_now());
         self.catalog.leases(|_, leases| {
             let bytes = leases.bytes(now);
             files += u64::from(bytes.is_some());
-            sum += bytes.unwrap_or(0);
+            sum = sum.saturating_add(bytes.unwrap_or(0));
             Ok(true)
         })?;
         Ok((files, sum))

@@ -42,8 +42,10 @@ impl Reporter {
 
     pub fn advanced(&self, bytes: u64) {
         let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let mut told = self.advance_told.lock();
+        // Under the lock, no other call changes the sum.
+        let bytes = self.bytes.load(Ordering::Relaxed).saturating_add(bytes);
+        self.bytes.store(bytes, Ordering::Relaxed);
         if told.elapsed() >= ADVANCE_TOLD_EVERY {
             *told = Instant::now();
             self.send(Progress::Advanced { files, bytes });

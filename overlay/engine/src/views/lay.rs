@@ -175,10 +175,10 @@ impl Inner {
                         tree.directories += u64::from(entry.kind == FileKind::Directory);
                         if let Some((laid, bytes)) = laid {
                             tree.files += 1;
-                            tree.bytes += bytes;
+                            tree.bytes = tree.bytes.saturating_add(bytes);
                             if let LaidFile::Copied(bytes) = laid {
                                 inner.store.count_copy(tree.device, bytes);
-                                tree.copied_bytes += bytes;
+                                tree.copied_bytes = tree.copied_bytes.saturating_add(bytes);
                             }
                         }
                     }

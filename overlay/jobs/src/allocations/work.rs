@@ -234,7 +234,7 @@ impl Outcome {
             return None;
         };
         self.moved.files += summary.files;
-        self.moved.bytes += summary.bytes;
+        self.moved.bytes = self.moved.bytes.saturating_add(summary.bytes);
         self.moved.failed += summary.failed;
         match summary.refused {
             Some(errno) => {

@@ -1,7 +1,7 @@
 //! Learns from a job that has ended.
 //!
 //! A profile contains files that the pool has, and that the job read without having written them itself. Interrupted
-//! runs are left out. Without eBPF, or if hooks for reads are missing, it is unknown how much of a resident file was
+//! runs are left out, and so are those in which the observer lost uses. Without eBPF, or if hooks for reads are missing, it is unknown how much of a resident file was
 //! read: a job that opens the file and writes nothing counts as a reader of all of it.
 //!
 //! Nothing is learned from a job whose command is not known, as with `observe` without a command, or that `observe`
@@ -21,12 +21,19 @@ use crate::{FileId, UsedFile};
 const DECAY: f64 = 0.5;
 
 impl JobsInner {
-    /// Folds what a job used into the profile of its signature, if the whole run was observed.
-    pub(crate) fn learn(&self, head: &JobHead, used: &[UsedFile], ahead: Option<&JobPrefetch>) -> Result<AheadReport> {
+    /// Folds what a job used into the profile of its signature, if the whole run was observed. `is_whole`: the observer
+    /// had room for each use.
+    pub(crate) fn learn(
+        &self,
+        head: &JobHead,
+        used: &[UsedFile],
+        ahead: Option<&JobPrefetch>,
+        is_whole: bool,
+    ) -> Result<AheadReport> {
         let summary = &head.summary;
         let tells_all = summary.observer == ObserverKind::Ebpf && !summary.reads_unseen;
         let report = self.report_ahead(used, ahead, tells_all);
-        let Some(invocation) = head.invocation.as_ref().filter(|_| !head.summary.interrupted) else {
+        let Some(invocation) = head.invocation.as_ref().filter(|_| is_whole && !head.summary.interrupted) else {
             return Ok(report);
         };
         let uses: Vec<FileUse> = used.iter().filter_map(|file| self.use_of(file, tells_all)).collect();
@@ -78,9 +85,9 @@ impl JobsInner {
             let FileId::Overlay(ino) = file.id else { continue };
             let is_read = file.is_read() || is_taken_for_read(file, tells_all);
             let Some(size) = self.engine.size_in_pool(ino).filter(|_| is_read) else { continue };
-            report.wanted_bytes += size;
+            report.wanted_bytes = report.wanted_bytes.saturating_add(size);
             if foreseen.contains_key(&ino) {
-                report.covered_bytes += size;
+                report.covered_bytes = report.covered_bytes.saturating_add(size);
             }
             if let Some(bytes) = staged.get(&ino).filter(|bytes| **bytes > 0) {
                 report.used_files += 1;

@@ -1,0 +1,236 @@
+//! Jobs on an engine whose pool is in memory, without an observer.
+
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use forebay_api::operator::StageRequest;
+use forebay_backends::memory::MemoryPool;
+use forebay_backends::{Attrs, Expected, Piece, Pool, PoolPath, Time};
+use forebay_engine::{Caller, Lookup, Options, Overlay, Policy, TestOptions, content_io, summary};
+use forebay_policy::JobFacts;
+use forebay_prefetch::signature::Invocation;
+
+use super::*;
+use crate::accounting::{PartMap, UsedFile};
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
+const RULES: &str = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"tmp*\"\nwrite = \"local\"\n";
+const RDWR: i32 = rustix::fs::OFlags::RDWR.bits() as i32;
+const WAIT: Duration = Duration::from_secs(60);
+
+struct Daemon {
+    pool: Arc<MemoryPool>,
+    fast: tempfile::TempDir,
+    jobs: Jobs,
+}
+
+/// The fast pool of a daemon that has just died may be in use for a moment.
+async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir) -> Overlay {
+    let begun = Instant::now();
+    loop {
+        let options = Options {
+            pool: pool.clone(),
+            fast: vec![fast.path().to_owned()],
+            limit_bytes: Some(1 << 30),
+            policy: Policy::parse(RULES).unwrap(),
+            memory_bytes: 16 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            for_tests: TestOptions::default(),
+        };
+        match Overlay::open(options).await {
+            Err(error) if error.is(ErrorKind::Busy) && begun.elapsed() < WAIT => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
+impl Daemon {
+    async fn start() -> Self {
+        let (pool, fast) = (Arc::new(MemoryPool::new()), tempfile::tempdir().unwrap());
+        let jobs = Jobs::start(engine(&pool, &fast).await);
+        Self { pool, fast, jobs }
+    }
+
+    /// Another daemon takes over. The first one ends no job.
+    async fn dies(self) -> Self {
+        let Self { pool, fast, jobs } = self;
+        jobs.inner.engine.stop().cancel();
+        jobs.inner.engine.shutdown().await.unwrap();
+        drop(jobs);
+        let jobs = Jobs::start(engine(&pool, &fast).await);
+        jobs.inner.take_up_jobs().unwrap();
+        Self { pool, fast, jobs }
+    }
+
+    /// Another client makes the file `a` in the pool. Returns its inode.
+    async fn make_in_pool(&self) -> Ino {
+        let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() };
+        let pieces = Box::pin(futures::stream::iter([Ok(Piece { offset: 0, data: b"content".as_slice().into() })]));
+        let path = PoolPath::parse("a").unwrap();
+        self.pool.put(&path, 7, pieces, &attrs, &Expected::Anything).await.unwrap();
+        self.jobs.inner.engine.resolve(&path).await.unwrap()
+    }
+
+    fn number_of(&self, id: &str) -> u32 {
+        self.jobs.inner.registry.number_of(id).unwrap()
+    }
+
+    /// A job makes a file.
+    async fn make(&self, id: &str, name: &str) -> Ino {
+        let made = self.jobs.inner.engine.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, CALLER).await;
+        let ino = made.unwrap().0.attr.ino;
+        self.jobs.note_write(Some(self.number_of(id)), ino, 0..1);
+        self.jobs.inner.engine.close(ino, true).await.unwrap();
+        self.jobs.inner.engine.release(ino, RDWR);
+        ino
+    }
+
+    async fn has(&self, name: &str) -> bool {
+        matches!(self.jobs.inner.engine.lookup(Ino::ROOT, name.as_bytes()).await.unwrap(), Lookup::Found(_))
+    }
+
+    async fn until_gone(&self, name: &str) {
+        let begun = Instant::now();
+        while self.has(name).await {
+            assert!(begun.elapsed() < WAIT, "{name} is still there");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn leased_bytes(&self) -> u64 {
+        self.jobs.inner.engine.status().await.leased_bytes
+    }
+}
+
+fn request(id: &str) -> JobRequest {
+    JobRequest {
+        id: id.into(),
+        command: String::new(),
+        invocation: None,
+        prefetch: false,
+        ends_leases: true,
+        members: Members::Processes(Vec::new()),
+    }
+}
+
+fn client() -> Child {
+    Command::new("/bin/sleep").arg("600").spawn().unwrap()
+}
+
+fn end(mut client: Child) {
+    client.kill().unwrap();
+    client.wait().unwrap();
+}
+
+fn myself() -> Process {
+    Process::of(std::process::id())
+}
+
+/// SEMANTICS 85: "It is removed when the last job that used it ends."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_file_that_a_job_made_before_its_daemon_died_is_removed_with_the_job() {
+    let daemon = Daemon::start().await;
+    let (dead, other) = (client(), client());
+    let orphan = Process::of(dead.id());
+    daemon.jobs.begin_job(request("goes-on"), myself(), 0).await.unwrap();
+    daemon.jobs.begin_job(request("orphan"), orphan, 0).await.unwrap();
+    daemon.jobs.begin_job(request("other"), Process::of(other.id()), 0).await.unwrap();
+    daemon.make("goes-on", "tmp-1").await;
+    daemon.make("orphan", "tmp-2").await;
+    daemon.make("goes-on", "result").await;
+    let shared = daemon.make("orphan", "tmp-shared").await;
+    daemon.jobs.note_write(Some(daemon.number_of("other")), shared, 0..1);
+    end(dead);
+    let daemon = daemon.dies().await;
+    daemon.until_gone("tmp-2").await;
+    assert!(daemon.has("tmp-1").await && daemon.has("tmp-shared").await, "jobs that run use them");
+    daemon.make("goes-on", "tmp-3").await;
+    for name in ["goes-on", "other"] {
+        let client = if name == "other" { Process::of(other.id()) } else { myself() };
+        daemon.jobs.end_job(name.into(), client, false).await.unwrap();
+    }
+    for name in ["tmp-1", "tmp-3", "tmp-shared"] {
+        daemon.until_gone(name).await;
+    }
+    assert!(daemon.has("result").await);
+    let begun = Instant::now();
+    while !daemon.jobs.inner.engine.catalog().local_files().unwrap().is_empty() {
+        assert!(begun.elapsed() < WAIT, "the catalog keeps what was removed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    end(other);
+}
+
+/// `observe` that is interrupted leaves the leases of its job, since the job may go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_record_of_an_earlier_job_ends_no_lease_of_a_running_one_of_its_name() {
+    let daemon = Daemon::start().await;
+    daemon.make_in_pool().await;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    daemon.jobs.end_job("j".into(), myself(), true).await.unwrap();
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    let staged = StageRequest { paths: vec!["a".into()], job: Some("j".into()), ..StageRequest::default() };
+    assert_eq!(summary(daemon.jobs.inner.engine.stage(staged)).await.0.failed, 0);
+    assert_eq!(daemon.leased_bytes().await, 7);
+    let daemon = daemon.dies().await;
+    assert_eq!(daemon.leased_bytes().await, 7, "the job goes on");
+    daemon.jobs.end_job("j".into(), myself(), false).await.unwrap();
+    assert_eq!(daemon.leased_bytes().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_comes_while_a_job_is_finished_begins_another_one() {
+    let daemon = Daemon::start().await;
+    let inner = &daemon.jobs.inner;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    let first = daemon.number_of("j");
+    inner.registry.table.lock().running.get_mut(&first).unwrap().is_ending = true;
+    assert!(!inner.registry.runs("j"));
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    let second = daemon.number_of("j");
+    assert_ne!(first, second);
+    inner.finish_job(first, JobEnd::Told).unwrap();
+    assert_eq!(daemon.number_of("j"), second, "its client goes on");
+}
+
+/// What a full table lost looks as if the job had not used it.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_learned_from_a_run_of_which_uses_were_lost() {
+    let daemon = Daemon::start().await;
+    let ino = daemon.make_in_pool().await;
+    let inner = &daemon.jobs.inner;
+    let invocation = Invocation { words: vec!["train".into()], ..Invocation::default() };
+    let begun = JobRequest { invocation: Some(invocation.clone()), ..request("j") };
+    daemon.jobs.begin_job(begun, myself(), 0).await.unwrap();
+    let number = daemon.number_of("j");
+    let head = inner.registry.table.lock().running[&number].head.clone();
+    let traffic = Traffic { read_bytes: 7, ..Traffic::default() };
+    let shown = JobFile { path: "a".into(), first_use_rank: 1, traffic, in_pool: false, parts: None };
+    let used = [UsedFile { id: crate::FileId::Overlay(ino), shown, parts: PartMap::of_read(0..7) }];
+    let is_learned = |is_whole| {
+        inner.learn(&head, &used, None, is_whole).unwrap();
+        inner.engine.catalog().profile_head(&invocation.signature()).unwrap().is_some()
+    };
+    assert_eq!([is_learned(false), is_learned(true)], [false, true]);
+}
+
+/// A rule for a job is for the files that it uses.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_uses_its_files_alone() {
+    let daemon = Daemon::start().await;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    let ino = daemon.make("j", "result").await;
+    let jobs_of = |ino| daemon.jobs.inner.registry.jobs_of(ino);
+    assert_eq!(jobs_of(ino), [JobFacts { name: "j".into(), profile: None }]);
+    let number = daemon.number_of("j");
+    for other in 0..crate::accounting::FILES_MAX as u64 {
+        daemon.jobs.note_write(Some(number), Ino(1_000_000 + other), 0..1);
+    }
+    assert!(jobs_of(Ino(999_999)).is_empty());
+    assert_eq!(jobs_of(Ino(1_000_000 + crate::accounting::FILES_MAX as u64 - 1)).len(), 1, "it is not reported");
+}
