@@ -345,6 +345,36 @@ async fn an_unreadable_rename_note_does_not_stop_the_pool() {
     assert!(server.files().join(&name).exists(), "it may belong to another client");
 }
 
+/// A client that may write only below the prefix of a pool can write a note, too.
+#[tokio::test]
+async fn a_note_moves_nothing_from_outside_of_the_pool() {
+    let server = Versitygw::start();
+    server.curl(&["-X", "PUT", "-d", "secret"], "outside/file");
+    let note = r#"{"from":"outside/","to":"root/got/","directory":true,"absent":false,"write":null,"node":"n","pid":0,"since_secs":0}"#;
+    let name = format!("root/{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
+    server.curl(&["-X", "PUT", "-d", note], &name);
+    let pool = attach(&server, "root").await;
+    assert_eq!(names(&pool, "").await, [""; 0]);
+    assert!(server.files().join("outside/file").exists());
+}
+
+#[tokio::test]
+async fn a_rename_that_would_make_a_key_too_long_moves_nothing() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let mut deep = String::from("a");
+    for _ in 0..4 {
+        pool.mkdir(&path(&deep), &directory()).await.unwrap();
+        deep = format!("{deep}/{}", "d".repeat(230));
+    }
+    put(&pool, &deep, "content").await;
+    let long = "b".repeat(200);
+    let error = pool.rename(&path("a"), &path(&long), RenameMode::NoReplace).await.unwrap_err();
+    assert!(error.is(ErrorKind::NameTooLong), "{error}");
+    assert_eq!(left(&server), ["a"], "neither a copy nor a note was made");
+    assert_eq!(content(&pool, &path(&deep)).await, "content");
+}
+
 /// An upload in parts has another ETag than a copy of it.
 #[tokio::test]
 async fn large_objects_stay_the_same_when_they_are_copied() {

@@ -7,9 +7,12 @@
 //! source only if the target is a copy of it.
 //!
 //! The rename of a live process is left alone by other processes, until it is so old that it counts as abandoned.
+//!
+//! If the rename of a directory fails half-way, the process goes on with it in the background. Until it is finished, the
+//! directory is neither here nor there: a `stat` of the target and further renames fail with `Busy`.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +20,8 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use serde::{Deserialize, Serialize};
 
-use crate::store::moves::ShownMove;
+use crate::store::keys::{KEY_MAX, is_reserved, is_unspeakable};
+use crate::store::moves::{OpenMove, ShownMove};
 use crate::unfinished::is_alive;
 use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
 
@@ -37,6 +41,11 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(15 * 60);
 const FINISHED_WITHIN: Duration = Duration::from_secs(20);
 /// How often a copy is restarted because its source was changed meanwhile.
 const COPY_TRIES: usize = 5;
+/// The longest note that is read: two keys and a few numbers are much shorter.
+const NOTE_BYTES_MAX: u64 = 64 << 10;
+/// The pauses before a rename that failed half-way is tried again.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
 
 /// The content of a note.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,6 +62,37 @@ struct Move {
     node: String,
     pid: i32,
     since_secs: i64,
+}
+
+/// A rename that this process has taken over from its note.
+struct NotedMove {
+    note: String,
+    what: Move,
+    /// The time of the note, by the server's clock.
+    since: Time,
+    /// For a directory.
+    open: Option<OpenMove>,
+}
+
+impl Move {
+    /// Whether a pool below `root` can have noted this: whoever can write the note may have no rights outside of the
+    /// pool.
+    fn is_below(&self, root: &str) -> bool {
+        let is_own = |key: &str| {
+            key.strip_prefix(root).is_some_and(|rest| {
+                !rest.is_empty() && rest != "/" && !rest.split('/').any(is_reserved) && !is_unspeakable(rest)
+            }) && key.len() <= KEY_MAX
+                && (key.ends_with('/') || !self.directory)
+        };
+        is_own(&self.from) && is_own(&self.to) && !(self.directory && self.to.starts_with(&self.from))
+    }
+
+    /// Whether the process that noted it does not carry it out any more.
+    fn is_abandoned(&self) -> bool {
+        let age = Time::now().secs.saturating_sub(self.since_secs);
+        let is_dead = self.node == node() && !is_alive(self.pid);
+        is_dead || age >= ABANDONED_AFTER.as_secs() as i64
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +136,9 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
     if source.path.is_root() || target.path.is_root() {
         return Err(target.error(ErrorKind::Busy));
     }
+    for call in [source, target] {
+        call.not_moving()?;
+    }
     let found = source.find().await?;
     target.parent().await?;
     let there = bucket.find(&target.place).await.map_err(|refusal| target.refused(refusal))?;
@@ -134,6 +177,9 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
         true => (source.place.directory(), target.place.directory()),
         false => (source.place.key.clone(), target.place.key.clone()),
     };
+    if from_directory {
+        bucket.fits(&from, &to).await.map_err(|refusal| target.refused(refusal))?;
+    }
     let what = Move {
         from,
         to,
@@ -172,17 +218,70 @@ impl Bucket {
         format!("{}{}rename-", self.root, String::from_utf8_lossy(RESERVED_PREFIX))
     }
 
-    async fn begin(&self, what: Move, replaced: Option<Object>) -> Result<(), StoreRefusal> {
+    /// Fails with `NameTooLong` if a key below a directory would be too long below another one.
+    async fn fits(&self, from: &str, to: &str) -> Result<(), StoreRefusal> {
+        if to.len() <= from.len() {
+            return Ok(());
+        }
+        let mut token = None;
+        loop {
+            let page = self.client.list(from, false, token.as_deref(), PAGE_KEYS).await?;
+            for ListedObject { key, .. } in page.objects {
+                let rest = key.strip_prefix(from).unwrap_or_default();
+                // A path has no slash at its end, and is shorter than the longest key.
+                let slash = usize::from(rest.is_empty() || rest.ends_with('/'));
+                if to.len() + rest.len() >= KEY_MAX + slash {
+                    return Err(StoreRefusal::local(ErrorKind::NameTooLong, format!("{key} would be too long there")));
+                }
+            }
+            token = page.next;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn begin(self: &Arc<Self>, what: Move, replaced: Option<Object>) -> Result<(), StoreRefusal> {
         let note = format!("{}{:032x}", self.journal(), rand::random::<u128>());
         let text =
             serde_json::to_vec(&what).map_err(|e| StoreRefusal::local(ErrorKind::InvalidInput, e.to_string()))?;
-        self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await?;
+        if let Err(refusal) = self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await {
+            if refusal.retries > 0 {
+                // It may have arrived all the same.
+                self.remove_note(note).await;
+            }
+            return Err(refusal);
+        }
+        let open = what.directory.then(|| self.moves.open(&what.from, &what.to));
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
-        // A file that was not moved is still at the source: there is nothing to finish.
-        if done.is_ok() || !what.directory {
-            self.client.delete(&note, Condition::None).await?;
+        match (&done, open) {
+            (Err(refusal), Some(open)) => {
+                open.failed(refusal.to_string());
+                tokio::spawn(finish_later(Arc::downgrade(self), note, what, open).boxed());
+            }
+            // A file that was not moved is still at the source: there is nothing to finish.
+            _ => self.remove_note(note).await,
         }
         done
+    }
+
+    /// Removes the note of a rename that is over; in the background, if the server does not answer.
+    async fn remove_note(self: &Arc<Self>, note: String) {
+        let Err(refusal) = self.client.delete(&note, Condition::None).await else { return };
+        tracing::warn!(note, error = %refusal, "the note of a rename that is over is still there");
+        let bucket = Arc::downgrade(self);
+        let task = async move {
+            let mut pause = FIRST_PAUSE;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                let Some(bucket) = bucket.upgrade() else { return };
+                if bucket.client.delete(&note, Condition::None).await.is_ok() {
+                    return;
+                }
+            }
+        };
+        tokio::spawn(task.boxed());
     }
 
     /// `since`: this rename was begun before, at that time of the server.
@@ -345,53 +444,91 @@ impl Bucket {
         }
     }
 
-    /// Finishes the interrupted renames. One that cannot be finished now is left for the next attach.
-    async fn finish_renames(&self) -> Result<(), StoreRefusal> {
-        let mut token = None;
+    /// Takes over the interrupted renames.
+    async fn abandoned_moves(&self) -> Result<Vec<NotedMove>, StoreRefusal> {
+        let (mut token, mut found) = (None, Vec::new());
         loop {
             let page = self.client.list(&self.journal(), false, token.as_deref(), PAGE_KEYS).await?;
             for note in page.objects {
-                if let Err(refusal) = self.finish(&note).await {
-                    let error = refusal.into_error(format!("finish a rename that was cut off, {}", note.key));
-                    tracing::warn!(%error, "it is tried again when the bucket is attached");
+                match self.read_note(&note).await {
+                    Ok(Some(what)) if what.is_abandoned() => {
+                        let open = what.directory.then(|| self.moves.open(&what.from, &what.to));
+                        found.push(NotedMove { note: note.key, what, since: note.last_modified, open });
+                    }
+                    Ok(_) => {}
+                    Err(refusal) => {
+                        let error = refusal.into_error(format!("read the note of a rename, {}", note.key));
+                        tracing::warn!(%error, "it is tried again when the bucket is attached");
+                    }
                 }
             }
             token = page.next;
             if token.is_none() {
-                return Ok(());
+                return Ok(found);
             }
         }
     }
 
-    async fn finish(&self, note: &ListedObject) -> Result<(), StoreRefusal> {
-        if note.size == 0 {
-            return Ok(());
+    /// `None` if there is no note any more, or if it cannot be one of a pool of this bucket.
+    async fn read_note(&self, note: &ListedObject) -> Result<Option<Move>, StoreRefusal> {
+        if !(1..=NOTE_BYTES_MAX).contains(&note.size) {
+            return Ok(None);
         }
         let text = match self.client.get(&note.key, &note.etag, 0..note.size).await {
             Ok((_, text)) => text,
             // Another daemon is working on it.
-            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is(ErrorKind::Conflict) => return Ok(()),
+            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is(ErrorKind::Conflict) => return Ok(None),
             Err(refusal) => return Err(refusal),
         };
-        let what: Move = match serde_json::from_slice(&text) {
-            Ok(what) => what,
+        match serde_json::from_slice::<Move>(&text) {
+            Ok(what) if what.is_below(&self.root) => Ok(Some(what)),
+            Ok(what) => {
+                let Move { from, to, .. } = what;
+                tracing::warn!(note = note.key, from, to, "this rename is none of this pool; its note is left alone");
+                Ok(None)
+            }
             Err(error) => {
                 tracing::warn!(note = note.key, %error, "a rename that was written down cannot be read; it is left alone");
-                return Ok(());
+                Ok(None)
             }
-        };
-        let age = Time::now().secs.saturating_sub(what.since_secs);
-        let is_dead = what.node == node() && !is_alive(what.pid);
-        if !is_dead && age < ABANDONED_AFTER.as_secs() as i64 {
-            return Ok(());
         }
+    }
+
+    /// Finishes a rename that was begun at `since`.
+    async fn finish(&self, note: &str, what: &Move, since: Time) -> Result<(), StoreRefusal> {
         tracing::info!(from = what.from, to = what.to, "finishing a rename that was cut off");
         let source = self.client.head(&what.from).await?;
         let is_another = source.is_some_and(|source| what.write.is_some() && source.meta.write != what.write);
         if !is_another {
-            self.carry_out(&what, None, Some(note.last_modified)).await?;
+            self.carry_out(what, None, Some(since)).await?;
         }
-        self.client.delete(&note.key, Condition::None).await
+        self.client.delete(note, Condition::None).await
+    }
+}
+
+/// Tries again and again to finish the rename of a directory that failed half-way, until it is done, or the pool is gone.
+async fn finish_later(bucket: Weak<Bucket>, note: String, what: Move, open: OpenMove) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let Some(bucket) = bucket.upgrade() else { return };
+        let finished = async {
+            match bucket.client.head(&note).await? {
+                Some(found) => bucket.finish(&note, &what, found.last_modified).await,
+                // Another node has finished the rename.
+                None => Ok(()),
+            }
+        };
+        let finished = finished.await;
+        bucket.forget_directory(&what.from);
+        match finished {
+            Ok(()) => return,
+            Err(refusal) => {
+                open.failed(refusal.to_string());
+                tracing::warn!(from = what.from, to = what.to, error = %refusal, "a rename is not finished yet");
+            }
+        }
     }
 }
 
@@ -402,11 +539,23 @@ fn wanted_below(from: &str, what: &Move) -> TargetCondition<'static> {
 
 /// Finishes the interrupted renames within a short time; the rest in the background.
 pub(super) async fn finish(bucket: &Arc<Bucket>) {
-    let too = Arc::clone(bucket);
-    let task = async move {
-        if let Err(refusal) = too.finish_renames().await {
+    let found = match bucket.abandoned_moves().await {
+        Ok(found) => found,
+        Err(refusal) => {
             let error = refusal.into_error("look for interrupted renames");
             tracing::warn!(%error, "it is tried again when the bucket is attached");
+            return;
+        }
+    };
+    let too = Arc::clone(bucket);
+    let task = async move {
+        for NotedMove { note, what, since, open } in found {
+            let Err(refusal) = too.finish(&note, &what, since).await else { continue };
+            tracing::warn!(from = what.from, to = what.to, error = %refusal, "a rename that was cut off is not finished");
+            if let Some(open) = open {
+                open.failed(refusal.to_string());
+                tokio::spawn(finish_later(Arc::downgrade(&too), note, what, open).boxed());
+            }
         }
     };
     let work = tokio::spawn(task.boxed());
@@ -432,5 +581,31 @@ mod tests {
         };
         let read: Move = serde_json::from_slice(&serde_json::to_vec(&what).unwrap()).unwrap();
         assert_eq!(format!("{what:?}"), format!("{read:?}"));
+    }
+
+    #[test]
+    fn a_note_moves_nothing_into_or_out_of_the_pool() {
+        let is_below = |from: &str, to: &str, directory| {
+            let (node, write) = ("n".to_owned(), None);
+            let (from, to) = (from.to_owned(), to.to_owned());
+            Move { from, to, directory, absent: false, write, node, pid: 7, since_secs: 5 }.is_below("root/")
+        };
+        assert!(is_below("root/a/", "root/b/c/", true) && is_below("root/a", "root/b", false));
+        let reserved = format!("root/{}parts/a", String::from_utf8_lossy(RESERVED_PREFIX));
+        let wrong = [
+            ("outside/", "root/b/", true),
+            ("root/a/", "outside/", true),
+            ("root/", "root/b/", true),
+            ("root//", "root/b/", true),
+            ("root/a", "root/b/", true),
+            ("root/a/", "root/b", true),
+            ("root/a/", "root/a/b/", true),
+            ("root/../a", "root/b", false),
+            ("", "root/b", false),
+            ("root/a", reserved.as_str(), false),
+        ];
+        for (from, to, directory) in wrong {
+            assert!(!is_below(from, to, directory), "{from} to {to}");
+        }
     }
 }

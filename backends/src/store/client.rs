@@ -4,6 +4,7 @@
 //! name `dir/` or `a//b`, one such key fails a whole listing, an interrupted body cannot be resumed, completing an
 //! upload takes no condition, and copying takes no metadata.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -128,6 +129,16 @@ struct ErrorBody {
     message: String,
 }
 
+impl fmt::Display for StoreRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.code.as_str(), self.message.as_str()) {
+            ("", message) => f.write_str(message),
+            (code, "") => write!(f, "the server says {code}"),
+            (code, message) => write!(f, "the server says {code}: {message}"),
+        }
+    }
+}
+
 impl StoreRefusal {
     pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
@@ -215,15 +226,9 @@ impl StoreRefusal {
         if let Some(remedy) = self.remedy() {
             context = format!("{context}: {remedy}");
         }
-        let said = match (self.code.as_str(), self.message.as_str()) {
-            ("", "") => None,
-            ("", message) => Some(message.to_owned()),
-            (code, "") => Some(format!("the server says {code}")),
-            (code, message) => Some(format!("the server says {code}: {message}")),
-        };
-        match said {
-            Some(said) => Error::new(self.kind, Side::Pool, format!("{context}: {said}")),
-            None => Error::new(self.kind, Side::Pool, context),
+        match self.to_string() {
+            said if said.is_empty() => Error::new(self.kind, Side::Pool, context),
+            said => Error::new(self.kind, Side::Pool, format!("{context}: {said}")),
         }
     }
 
