@@ -53,8 +53,9 @@ pub(crate) struct Client {
 }
 
 const ROOM_UNIT_BYTES: u64 = 64 << 10;
-/// Memory for all content that is being sent: 32 MiB.
-const ROOM_UNITS: usize = 512;
+/// Memory for all content that is being sent: 32 MiB. A single part may be larger, and then has all of it.
+pub(crate) const ROOM_BYTES: u64 = 32 << 20;
+const ROOM_UNITS: usize = (ROOM_BYTES / ROOM_UNIT_BYTES) as usize;
 
 /// One request.
 #[derive(Debug, Clone)]
