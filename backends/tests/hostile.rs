@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_backends::decorators::{CallLimits, Deadline};
@@ -312,4 +312,27 @@ async fn empty_pages_of_a_slow_server_have_a_time_of_their_own() {
     let server = Hostile::start(pages).await;
     let pool = Deadline::new(Arc::new(server.bucket().await), limits);
     assert_eq!(listed(&pool).await.unwrap(), ["good"]);
+}
+
+/// A token would go to the host that the redirection names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_to_a_bucket_follow_no_redirections() {
+    static FOLLOWED: AtomicBool = AtomicBool::new(false);
+    fn script(line: &str) -> HttpReply {
+        FOLLOWED.fetch_or(line.contains("/elsewhere"), Ordering::SeqCst);
+        match line.contains("/d/good") {
+            true => HttpReply::Whole("307 Temporary Redirect\r\nLocation: /elsewhere", String::new()),
+            false => bucket(line, "d/good"),
+        }
+    }
+    let server = Hostile::start(script).await;
+    let pool = server.bucket().await;
+    let version = forebay_backends::Version::Tag {
+        etag: "\"e\"".into(),
+        id: String::new(),
+        size: 3,
+        mtime: forebay_backends::Time::default(),
+    };
+    assert!(pool.read(&path("d/good"), &version, 0..3).await.is_err());
+    assert!(!FOLLOWED.load(Ordering::SeqCst));
 }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::{ErrorKind, Result, Time};
 
 use super::Bucket;
-use super::attach::{self, Environment, StoreUrl};
+use super::attach::{self, CredentialHistory, Environment, StoreUrl};
 use super::client::{Client, StoreRefusal, StoreRequest};
 use super::dialect::{Dialect, translate_metadata};
 use super::requests::{ListRequest, ListedObject, Page, garbled, parse};
@@ -27,6 +27,7 @@ struct Azure {
     account: String,
     /// `None`: requests are anonymous.
     credentials: Option<AzureCredentialProvider>,
+    history: CredentialHistory,
 }
 
 /// Attaches `az://CONTAINER[/PREFIX]`.
@@ -58,7 +59,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let told = told.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
     let endpoint = attach::endpoint(text, &told, INSTEAD)?;
     let options = attach::client_options(text, named.options.ca.as_deref(), &endpoint)?;
-    let http = attach::connect(text, &options)?;
+    let http = attach::connect(text, named.options.ca.as_deref(), &endpoint)?;
     let credentials = match anonymous {
         true => None,
         false => {
@@ -73,7 +74,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
         }
     };
     let bucket_url = format!("{endpoint}/{}", named.bucket);
-    Ok(named.reached(http, bucket_url, Box::new(Azure { account, credentials })))
+    Ok(named.reached(http, bucket_url, Box::new(Azure { account, credentials, history: CredentialHistory::default() })))
 }
 
 #[derive(Debug, Deserialize)]
@@ -142,9 +143,9 @@ impl EncodedName {
 impl Dialect for Azure {
     async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal> {
         let Some(credentials) = &self.credentials else { return Ok(()) };
-        let denied = |error: object_store::Error| attach::no_credentials(&error, INSTEAD);
-        let credential = credentials.get_credential().await.map_err(denied)?;
-        AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(denied)
+        let denied = |error: &object_store::Error| attach::no_credentials(error, INSTEAD);
+        let credential = self.history.note(credentials.get_credential().await, denied)?;
+        AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(|error| denied(&error))
     }
 
     fn tells_empty_prefixes(&self) -> bool {

@@ -146,6 +146,11 @@ impl StoreRefusal {
         Self { code: String::new(), message, retries: 0, kind, again }
     }
 
+    /// The same, and the request is not sent again.
+    pub(crate) fn at_once(self) -> Self {
+        Self { again: false, ..self }
+    }
+
     fn of(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
         let mut told: ErrorBody = quick_xml::de::from_reader(body).unwrap_or_default();
         // An answer to HEAD has no body.
@@ -250,6 +255,9 @@ impl StoreRefusal {
             "ExpiredToken" => "the credentials have expired: get new ones",
             "RequestTimeTooSkewed" => "this machine's clock is wrong: set it",
             "PermanentRedirect" | "AuthorizationHeaderMalformed" => "the bucket is in another region: set AWS_REGION",
+            "TemporaryRedirect" | "301" | "302" | "307" | "308" => {
+                "the server names another place, to which signed requests are not sent: check the endpoint and the region"
+            }
             _ => return None,
         })
     }
@@ -431,6 +439,6 @@ fn join(mut pieces: Vec<Bytes>, length: usize) -> Bytes {
 }
 
 /// Removes secrets: HTTP errors name the whole URL.
-fn without_secrets(text: &str) -> String {
+pub(crate) fn without_secrets(text: &str) -> String {
     text.split(' ').map(|word| word.split_once('?').map_or(word, |(before, _)| before)).collect::<Vec<_>>().join(" ")
 }
