@@ -248,7 +248,12 @@ impl Bucket {
         }
         let directory = place.directory();
         if place.is_root {
-            return Ok(StoredObject::Directory(self.client.head(&place.marker()).await?));
+            let marker = self.client.head(&place.marker()).await?;
+            if marker.is_none() {
+                // An answer to HEAD does not say whether it is the bucket that is missing.
+                self.client.list(&directory, false, None, 1).await?;
+            }
+            return Ok(StoredObject::Directory(marker));
         }
         let unspeakable = keys::is_unspeakable(&place.key);
         let (object, below) = if unspeakable {

@@ -334,6 +334,30 @@ async fn what_cannot_be_attached_says_why() {
     assert!(error.to_string().contains("AWS_SECRET_ACCESS_KEY") && !error.to_string().contains("wrong-and"), "{error}");
 }
 
+/// Without its bucket, the server answers 404 to each request, as for a key that was removed.
+#[tokio::test]
+async fn files_of_a_bucket_that_is_missing_are_not_removed() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let version = put(&pool, "f", "content").await;
+    let away = server.files().with_file_name("away");
+    fs::rename(server.files(), &away).unwrap();
+    let mut errors = Vec::new();
+    for name in ["f", "nothing", ""] {
+        errors.push(pool.stat(&path(name)).await.map(drop));
+    }
+    errors.push(pool.list(&PoolPath::root()).await.map(drop));
+    errors.push(pool.read(&path("f"), &version, 0..1).await.map(drop));
+    errors.push(pool.remove(&path("f"), &Expected::Anything).await);
+    errors.push(pool.rename(&path("f"), &path("g"), RenameMode::Replace).await.map(drop));
+    for (n, answer) in errors.into_iter().enumerate() {
+        let error = answer.unwrap_err();
+        assert!(error.is(ErrorKind::Unavailable), "call {n}: {error}");
+    }
+    fs::rename(&away, server.files()).unwrap();
+    assert_eq!(content(&pool, &path("f")).await, "content");
+}
+
 #[tokio::test]
 async fn an_unreadable_rename_note_does_not_stop_the_pool() {
     let server = Versitygw::start();

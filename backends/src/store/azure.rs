@@ -15,7 +15,7 @@ use super::Bucket;
 use super::attach::{self, CredentialHistory, Environment, StoreUrl};
 use super::client::{Client, StoreRefusal, StoreRequest};
 use super::dialect::{Dialect, translate_metadata};
-use super::requests::{ListRequest, ListedObject, Page, garbled, parse};
+use super::requests::{ListRequest, ListedObject, Page, SIZE_MAX, garbled, parse};
 
 const INSTEAD: &str = "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or say `anonymous=true` of a public \
                        container";
@@ -190,7 +190,7 @@ async fn page(client: &Client, asked: &ListRequest<'_>, token: Option<&str>) -> 
             key: blob.name.decoded(),
             // Headers quote the ETag.
             etag: if etag.starts_with('"') { etag } else { format!("\"{etag}\"") },
-            size: blob.properties.content_length,
+            size: blob.properties.content_length.min(SIZE_MAX),
             last_modified: Time::from(modified),
             folder: blob.metadata.is_some_and(|metadata| metadata.folder.as_deref() == Some("true")),
         })

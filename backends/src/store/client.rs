@@ -114,6 +114,8 @@ pub(crate) struct StoreRefusal {
     pub(crate) retries: u64,
     kind: ErrorKind,
     again: bool,
+    /// There is no such bucket: of no key is it known whether it exists.
+    lacks_store: bool,
 }
 
 const AZURE_ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
@@ -143,7 +145,7 @@ impl fmt::Display for StoreRefusal {
 impl StoreRefusal {
     pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
-        Self { code: String::new(), message, retries: 0, kind, again }
+        Self { code: String::new(), message, retries: 0, kind, again, lacks_store: false }
     }
 
     /// The same, and the request is not sent again.
@@ -162,7 +164,9 @@ impl StoreRefusal {
 
     fn told(status: StatusCode, told: ErrorBody) -> Self {
         let code = if told.code.is_empty() { status.as_str().to_owned() } else { told.code };
+        let lacks_store = matches!(code.as_str(), "NoSuchBucket" | "ContainerNotFound");
         let kind = match (status.as_u16(), code.as_str()) {
+            _ if lacks_store => ErrorKind::Unavailable,
             (_, "KeyTooLongError") => ErrorKind::NameTooLong,
             (_, "EntityTooLarge") => ErrorKind::TooLarge,
             (_, "QuotaExceeded" | "XMinioStorageFull") | (507, _) => ErrorKind::Quota,
@@ -180,10 +184,25 @@ impl StoreRefusal {
             (300..=399, _) => ErrorKind::InvalidInput,
             _ => ErrorKind::Os(libc::EIO),
         };
-        let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) || code == "OperationAborted";
+        let again =
+            matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) && !lacks_store || code == "OperationAborted";
         // Azure's store adds lines for its own support after the first.
         let message = told.message.lines().next().unwrap_or_default().to_owned();
-        Self { code, message, retries: 0, kind, again }
+        Self { code, message, retries: 0, kind, again, lacks_store }
+    }
+
+    /// The refusal of a listing. A listing of no keys is empty, so `NotFound` means that there is no such bucket.
+    pub(crate) fn of_listing(self) -> Self {
+        let lacks_store = self.lacks_store || self.is(ErrorKind::NotFound);
+        let kind = if lacks_store { ErrorKind::Unavailable } else { self.kind };
+        Self { kind, lacks_store, ..self }
+    }
+
+    /// The refusal of an attach: a bucket that is missing then is a mistake in the URL. One that is missing later may come
+    /// back, and its files count as unreachable, not as removed.
+    pub(crate) fn of_attach(self) -> Self {
+        let kind = if self.lacks_store { ErrorKind::NotFound } else { self.kind };
+        Self { kind, ..self }
     }
 
     /// An error in an answer with a success status.
@@ -194,11 +213,6 @@ impl StoreRefusal {
 
     pub(crate) fn is(&self, kind: ErrorKind) -> bool {
         self.kind == kind
-    }
-
-    /// Whether the bucket exists, but not that key in it.
-    pub(crate) fn is_no_key(&self) -> bool {
-        self.is(ErrorKind::NotFound) && !matches!(self.code.as_str(), "NoSuchBucket" | "ContainerNotFound")
     }
 
     /// Whether the server refused the request.
