@@ -328,8 +328,8 @@ async fn object(bucket: &Bucket, listed: ListedObject) -> Result<Option<Object>,
 }
 
 /// An object known only from the listing. Its version differs from that of a `HEAD`: if a later `HEAD` is answered,
-/// the attributes count as changed. If the object may have attributes, they are unknown, and nobody but the daemon gets
-/// at it.
+/// the attributes count as changed. In a store whose attributes count, the
+/// object's own are unknown: only the daemon's user may open it.
 fn as_listed(listed: ListedObject, defaults: &Defaults) -> Object {
     let ListedObject { etag, size, last_modified, .. } = listed;
     let version_id = LISTED_ALONE.to_owned();
