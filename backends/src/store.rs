@@ -147,8 +147,23 @@ impl StoreCall<'_> {
         }
     }
 
+    /// Fails with `Busy` if a directory is being renamed from or to the place.
+    pub(crate) fn not_moving(&self) -> Result<()> {
+        self.bucket.moves.open_at(&self.place.directory()).map_or(Ok(()), |said| Err(self.busy(&said)))
+    }
+
+    fn busy(&self, said: &str) -> Error {
+        Error::new(ErrorKind::Busy, Side::Pool, format!("{}: {said}", self.context()))
+    }
+
     /// The result of `stat`.
+    ///
+    /// # Errors
+    /// `Busy` for the target of a rename of a directory that is not finished.
     pub(crate) async fn look(&self) -> Result<Stat> {
+        if let Some(said) = self.bucket.moves.open_to(&self.place.directory()) {
+            return Err(self.busy(&said));
+        }
         match self.bucket.find(&self.place).await {
             Ok(StoredObject::Nothing) => Err(self.missing().await),
             Ok(found) => self.stat(&found).ok_or_else(|| self.error(ErrorKind::NotFound)),
@@ -233,7 +248,12 @@ impl Bucket {
         }
         let directory = place.directory();
         if place.is_root {
-            return Ok(StoredObject::Directory(self.client.head(&place.marker()).await?));
+            let marker = self.client.head(&place.marker()).await?;
+            if marker.is_none() {
+                // An answer to HEAD does not say whether it is the bucket that is missing.
+                self.client.list(&directory, false, None, 1).await?;
+            }
+            return Ok(StoredObject::Directory(marker));
         }
         let unspeakable = keys::is_unspeakable(&place.key);
         let (object, below) = if unspeakable {

@@ -4,12 +4,13 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_backends::decorators::{CallLimits, Deadline};
+use forebay_backends::s3::S3Pool;
 use forebay_backends::store::{Environment, StorePool};
-use forebay_backends::{ErrorKind, FileKind, Pool, Result};
+use forebay_backends::{ErrorKind, FileKind, Pool, Result, SetAttrs};
 use futures::TryStreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -73,6 +74,11 @@ impl Hostile {
         StorePool::attach(&url, &Environment::default()).await.unwrap()
     }
 
+    async fn s3(&self) -> S3Pool {
+        let url = format!("s3://bucket?anonymous=true&endpoint=http://127.0.0.1:{}", self.port);
+        S3Pool::attach(&url, &Environment::default()).await.unwrap()
+    }
+
     async fn assert_all_given_up(&self) {
         let ended = async {
             while self.open.load(Ordering::SeqCst) > 0 {
@@ -95,6 +101,18 @@ async fn serve(
         match client.read(&mut buffer).await? {
             0 => return Ok(()),
             length => request.extend_from_slice(&buffer[..length]),
+        }
+    }
+    let text = String::from_utf8_lossy(&request).to_ascii_lowercase();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_default();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    // A connection that is closed before the body has come would be broken for the client.
+    let mut missing = length.unwrap_or(0_usize).saturating_sub(body.len());
+    while missing > 0 {
+        let mut buffer = [0; 4096];
+        match client.read(&mut buffer).await? {
+            0 => return Ok(()),
+            length => missing = missing.saturating_sub(length),
         }
     }
     let request = String::from_utf8_lossy(&request).into_owned();
@@ -312,4 +330,149 @@ async fn empty_pages_of_a_slow_server_have_a_time_of_their_own() {
     let server = Hostile::start(pages).await;
     let pool = Deadline::new(Arc::new(server.bucket().await), limits);
     assert_eq!(listed(&pool).await.unwrap(), ["good"]);
+}
+
+/// A bucket that cannot be changed.
+fn fixed(line: &str) -> HttpReply {
+    match line.starts_with("PUT") {
+        true => HttpReply::Whole("403 Forbidden", String::new()),
+        false => bucket(line, "d/good d/refused"),
+    }
+}
+
+/// The attributes of an object whose HEAD is refused may be stricter than those of an object without attributes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_whose_attributes_are_refused_is_open_to_the_daemon_alone() {
+    let server = Hostile::start(fixed).await;
+    let pool = server.s3().await;
+    let pages: Vec<_> = pool.list(&path("d")).await.unwrap().try_collect().await.unwrap();
+    let mut found: Vec<_> = pages.concat().into_iter().map(|entry| (entry.name, entry.stat.mode)).collect();
+    found.retain(|(name, _)| !name.starts_with(b"."));
+    found.sort();
+    assert_eq!(found, [(b"good".to_vec(), 0o644), (b"refused".to_vec(), 0o400)]);
+    let stat = pool.stat(&path("d/refused")).await.unwrap();
+    assert_eq!((stat.kind, stat.mode, stat.uid), (FileKind::File, 0o400, rustix::process::geteuid().as_raw()));
+}
+
+/// Credentials expire between the page of a listing and the requests for its objects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_whose_requests_are_all_refused_fails() {
+    let refused = |line: &str| match line.contains("refused") {
+        true => HttpReply::Whole("403 Forbidden", String::new()),
+        false => bucket(line, "d/good d/refused"),
+    };
+    let server = Hostile::start(refused).await;
+    let error = listed(&server.bucket().await).await.unwrap_err();
+    assert!(error.is(ErrorKind::PermissionDenied), "{error}");
+}
+
+/// The root of the server is a file system that is not mounted for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_a_web_server_whose_root_is_missing_are_not_removed() {
+    static IS_GONE: AtomicBool = AtomicBool::new(false);
+    fn script(line: &str) -> HttpReply {
+        let root = "<html><head><title>Index of /</title></head><body><a href=\"f\">f</a></body></html>";
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["PROPFIND", ..] => HttpReply::Whole("405 Method Not Allowed", String::new()),
+            [_, "/", _] if !IS_GONE.load(Ordering::SeqCst) => {
+                HttpReply::Whole("200 OK\r\nContent-Type: text/html", root.to_owned())
+            }
+            ["HEAD", "/f", _] if !IS_GONE.load(Ordering::SeqCst) => {
+                HttpReply::Whole("200 OK\r\nETag: \"e\"\r\nContent-Length: 3", String::new())
+            }
+            _ => HttpReply::Whole("404 Not Found", String::new()),
+        }
+    }
+    let server = Hostile::start(script).await;
+    let pool = server.web().await;
+    assert_eq!(pool.stat(&path("f")).await.unwrap().size, 3);
+    assert!(pool.stat(&path("nothing")).await.unwrap_err().is(ErrorKind::NotFound));
+    IS_GONE.store(true, Ordering::SeqCst);
+    let error = pool.stat(&path("f")).await.unwrap_err();
+    assert!(error.is(ErrorKind::Unavailable), "{error}");
+    IS_GONE.store(false, Ordering::SeqCst);
+    pool.stat(&path("f")).await.unwrap();
+}
+
+/// A header for S3 names a time before 1970, which a condition on the time cannot express; and a size is larger than that
+/// of any file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn numbers_that_no_file_can_have_are_not_believed() {
+    const OLD: &str = "200 OK\r\nLast-Modified: Thu, 01 Jan 1970 00:01:00 GMT\r\nx-amz-meta-forebay-copied: -5 60\r\n\
+                       x-amz-meta-mode: 33279\r\nContent-Length: 3";
+    const LARGE: &str = "200 OK\r\nETag: \"e\"\r\nContent-Length: 10000000000000000000";
+    let script = |line: &str| match line {
+        _ if line.contains("/d/old") => HttpReply::Whole(OLD, "abc".into()),
+        _ if line.starts_with("HEAD /d/large") => HttpReply::Whole(LARGE, String::new()),
+        _ => site(line, HttpReply::Whole("404 Not Found", String::new())),
+    };
+    let server = Hostile::start(script).await;
+    let pool = server.web().await;
+    let stat = pool.stat(&path("d/old")).await.unwrap();
+    assert_eq!((stat.mtime.secs, stat.mode), (60, 0o644));
+    assert_eq!(pool.read(&path("d/old"), &stat.version, 0..3).await.unwrap(), "abc");
+    assert_eq!(pool.stat(&path("d/large")).await.unwrap().size, i64::MAX as u64);
+}
+
+/// A token would go to the host that the redirection names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_to_a_bucket_follow_no_redirections() {
+    static FOLLOWED: AtomicBool = AtomicBool::new(false);
+    fn script(line: &str) -> HttpReply {
+        FOLLOWED.fetch_or(line.contains("/elsewhere"), Ordering::SeqCst);
+        match line.contains("/d/good") {
+            true => HttpReply::Whole("307 Temporary Redirect\r\nLocation: /elsewhere", String::new()),
+            false => bucket(line, "d/good"),
+        }
+    }
+    let server = Hostile::start(script).await;
+    let pool = server.bucket().await;
+    let version = forebay_backends::Version::Tag {
+        etag: "\"e\"".into(),
+        id: String::new(),
+        size: 3,
+        mtime: forebay_backends::Time::default(),
+    };
+    assert!(pool.read(&path("d/good"), &version, 0..3).await.is_err());
+    assert!(!FOLLOWED.load(Ordering::SeqCst));
+}
+
+/// A server without conditions on the completion of an upload. Another client replaces the object after a part of it was
+/// copied: the parts would be of two versions, and its write would be lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_is_replaced_while_its_parts_are_copied_stays() {
+    const SIZE: u64 = (16 << 20) + 50;
+    static IS_REPLACED: AtomicBool = AtomicBool::new(false);
+    static COMPLETED: AtomicBool = AtomicBool::new(false);
+    fn script(line: &str) -> HttpReply {
+        const OURS: &str =
+            "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nContent-Length: 16777266";
+        const THEIRS: &str =
+            "200 OK\r\nETag: \"t\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:09 GMT\r\nContent-Length: 16777266";
+        const REST: &str = "206 Partial Content\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\n\
+                            Content-Range: bytes 16777216-16777265/16777266";
+        let made = "<Made><UploadId>u</UploadId><ETag>\"e\"</ETag></Made>".to_owned();
+        if line.starts_with("HEAD /bucket/f ") {
+            return HttpReply::Whole(if IS_REPLACED.load(Ordering::SeqCst) { THEIRS } else { OURS }, String::new());
+        }
+        if line.starts_with("GET /bucket/f ") {
+            IS_REPLACED.store(true, Ordering::SeqCst);
+            return HttpReply::Whole(REST, "x".repeat(50));
+        }
+        if line.starts_with("POST /bucket/f?uploadId") {
+            COMPLETED.store(true, Ordering::SeqCst);
+        }
+        match line.split(' ').next() {
+            Some("PUT" | "POST") => HttpReply::Whole("200 OK\r\nETag: \"e\"", made),
+            Some("DELETE") => HttpReply::Whole("204 No Content", String::new()),
+            _ => bucket(line, ""),
+        }
+    }
+    let server = Hostile::start(script).await;
+    let pool = server.s3().await;
+    assert!(!pool.capabilities().read_only);
+    let larger = SetAttrs { size: Some(SIZE + 50), ..SetAttrs::default() };
+    let error = pool.set_attrs(&path("f"), &larger).await.unwrap_err();
+    assert!(error.is(ErrorKind::Busy), "{error}");
+    assert!(!COMPLETED.load(Ordering::SeqCst), "the upload was completed");
 }

@@ -334,6 +334,30 @@ async fn what_cannot_be_attached_says_why() {
     assert!(error.to_string().contains("AWS_SECRET_ACCESS_KEY") && !error.to_string().contains("wrong-and"), "{error}");
 }
 
+/// Without its bucket, the server answers 404 to each request, as for a key that was removed.
+#[tokio::test]
+async fn files_of_a_bucket_that_is_missing_are_not_removed() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let version = put(&pool, "f", "content").await;
+    let away = server.files().with_file_name("away");
+    fs::rename(server.files(), &away).unwrap();
+    let mut errors = Vec::new();
+    for name in ["f", "nothing", ""] {
+        errors.push(pool.stat(&path(name)).await.map(drop));
+    }
+    errors.push(pool.list(&PoolPath::root()).await.map(drop));
+    errors.push(pool.read(&path("f"), &version, 0..1).await.map(drop));
+    errors.push(pool.remove(&path("f"), &Expected::Anything).await);
+    errors.push(pool.rename(&path("f"), &path("g"), RenameMode::Replace).await.map(drop));
+    for (n, answer) in errors.into_iter().enumerate() {
+        let error = answer.unwrap_err();
+        assert!(error.is(ErrorKind::Unavailable), "call {n}: {error}");
+    }
+    fs::rename(&away, server.files()).unwrap();
+    assert_eq!(content(&pool, &path("f")).await, "content");
+}
+
 #[tokio::test]
 async fn an_unreadable_rename_note_does_not_stop_the_pool() {
     let server = Versitygw::start();
@@ -343,6 +367,36 @@ async fn an_unreadable_rename_note_does_not_stop_the_pool() {
     put(&pool, "f", "x").await;
     assert_eq!(names(&pool, "").await, ["f"]);
     assert!(server.files().join(&name).exists(), "it may belong to another client");
+}
+
+/// A client that may write only below the prefix of a pool can write a note, too.
+#[tokio::test]
+async fn a_note_moves_nothing_from_outside_of_the_pool() {
+    let server = Versitygw::start();
+    server.curl(&["-X", "PUT", "-d", "secret"], "outside/file");
+    let note = r#"{"from":"outside/","to":"root/got/","directory":true,"absent":false,"write":null,"node":"n","pid":0,"since_secs":0}"#;
+    let name = format!("root/{}rename-1", std::str::from_utf8(RESERVED_PREFIX).unwrap());
+    server.curl(&["-X", "PUT", "-d", note], &name);
+    let pool = attach(&server, "root").await;
+    assert_eq!(names(&pool, "").await, [""; 0]);
+    assert!(server.files().join("outside/file").exists());
+}
+
+#[tokio::test]
+async fn a_rename_that_would_make_a_key_too_long_moves_nothing() {
+    let server = Versitygw::start();
+    let pool = attach(&server, "").await;
+    let mut deep = String::from("a");
+    for _ in 0..4 {
+        pool.mkdir(&path(&deep), &directory()).await.unwrap();
+        deep = format!("{deep}/{}", "d".repeat(230));
+    }
+    put(&pool, &deep, "content").await;
+    let long = "b".repeat(200);
+    let error = pool.rename(&path("a"), &path(&long), RenameMode::NoReplace).await.unwrap_err();
+    assert!(error.is(ErrorKind::NameTooLong), "{error}");
+    assert_eq!(left(&server), ["a"], "neither a copy nor a note was made");
+    assert_eq!(content(&pool, &path(&deep)).await, "content");
 }
 
 /// An upload in parts has another ETag than a copy of it.

@@ -139,7 +139,7 @@ impl Client {
             // The object that was to be removed is gone.
             Err(refusal) if refusal.is_moved_on() => Ok(()),
             Err(refusal) if refusal.retries > 0 && refusal.is(ErrorKind::Conflict) => Ok(()),
-            Err(refusal) if refusal.is(ErrorKind::NotFound) && refusal.code != "NoSuchBucket" => Ok(()),
+            Err(refusal) if refusal.is(ErrorKind::NotFound) => Ok(()),
             Err(refusal) => Err(refusal),
         }
     }

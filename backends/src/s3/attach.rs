@@ -26,7 +26,7 @@ use object_store::client::HttpClient;
 use url::Url;
 
 use crate::Result;
-use crate::store::attach::{self as common, truth, wrong};
+use crate::store::attach::{self as common, CredentialHistory, truth, wrong};
 use crate::store::{Bucket, Environment};
 
 use super::access::Access;
@@ -114,17 +114,17 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Attached> 
         _ => format!("{endpoint}/{bucket}"),
     };
     let ca = options.common.ca.clone().or_else(|| environment.get("AWS_CA_BUNDLE").map(PathBuf::from));
-    let http = common::client_options(text, ca.as_deref(), &endpoint)?;
+    let http = common::connect(text, ca.as_deref(), &endpoint)?;
+    let options_of_issuer = common::client_options(text, ca.as_deref(), &endpoint)?;
     let store = builder
         .with_bucket_name(&bucket)
         .with_region(&region)
         .with_endpoint(endpoint)
-        .with_client_options(http.clone())
+        .with_client_options(options_of_issuer)
         .build()
         .map_err(|error| wrong(text, error))?;
     let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
-    let access = Access { credentials, region, requester_pays };
-    let http = common::connect(text, &http)?;
+    let access = Access { credentials, history: CredentialHistory::default(), region, requester_pays };
     let defaults = options.common.defaults;
     Ok(Attached { http, bucket, bucket_url, access, root, defaults, url: text.to_owned() })
 }

@@ -99,6 +99,7 @@ impl StoreCall<'_> {
         if size > REWRITTEN_BYTES {
             return onto.resize(client, object, kept, size).await;
         }
+        let _room = client.room(size).await;
         let mut content = BytesMut::new();
         if kept > 0 {
             content.extend_from_slice(&client.get(key, &object.etag, 0..kept).await?.1);

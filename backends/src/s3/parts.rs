@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Part, Pieces, RESERVED_PREFIX, Result, SentPart, S
 
 use super::Bucket;
 use super::api::{ChecksumOf, Condition};
-use super::client::StoreRefusal;
+use super::client::{ROOM_BYTES, StoreRefusal};
 use super::metadata::Meta;
 use super::upload::{COPY_PART_BYTES, MultipartUpload, PART_BYTES, PARTS_AT_ONCE, PARTS_MAX, UploadParts, part_bytes};
 
@@ -73,7 +73,12 @@ impl Cut {
 
     /// Memory for the parts that are sent at the same time.
     pub(super) fn memory_bytes(&self) -> u64 {
-        self.sent_now.min(self.each * PARTS_AT_ONCE as u64)
+        self.sent_now.min(self.each * self.sent_at_once() as u64)
+    }
+
+    /// How many parts are sent at the same time: as many as the memory has room for, and at least one.
+    pub(super) fn sent_at_once(&self) -> usize {
+        (ROOM_BYTES / self.each).clamp(1, PARTS_AT_ONCE as u64) as usize
     }
 }
 
@@ -190,7 +195,12 @@ impl Bucket {
         match found.map_err(|refusal| refusal.into_error(self.part_context(what, &part.name)))? {
             Some(found) if (&found.etag, found.size) == (&part.tag, part.len) => Ok(()),
             Some(_) => Err(self.part_error(what, &part.name, ErrorKind::Stale)),
-            None => Err(self.part_error(what, &part.name, ErrorKind::NotFound)),
+            None => {
+                // An answer to HEAD does not say whether it is the bucket that is missing.
+                let listed = self.client.list(&key, false, None, 1).await;
+                listed.map_err(|refusal| refusal.into_error(self.part_context(what, &part.name)))?;
+                Err(self.part_error(what, &part.name, ErrorKind::NotFound))
+            }
         }
     }
 
@@ -226,6 +236,15 @@ mod tests {
         assert!(Cut::of(&many(10_000)).unwrap_err().is(ErrorKind::InvalidInput));
         assert_eq!(Cut::of(&many(9_999)).unwrap().each, 1 << 30);
         assert_eq!(Cut::of(&many(2)).unwrap().each, PART_BYTES);
+    }
+
+    #[test]
+    fn parts_that_are_sent_at_once_fit_into_the_memory_for_them() {
+        for (size, at_once) in [(1 << 30, 4), (100 << 30, 2), (200 << 30, 1), (5 << 40, 1)] {
+            let cut = Cut::of(&[here(size)]).unwrap();
+            assert_eq!(cut.sent_at_once(), at_once, "{size}");
+            assert!(cut.memory_bytes() <= ROOM_BYTES.max(cut.each), "{size}");
+        }
     }
 
     #[test]

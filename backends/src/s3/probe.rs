@@ -41,7 +41,7 @@ pub(super) struct Probed {
 /// Tries every condition on a scratch object below `root`, and removes it.
 pub(super) async fn probe(client: &Client, root: &str) -> Result<Probed, StoreRefusal> {
     // Checks that the bucket exists and may be listed.
-    client.list(root, false, None, 1).await?;
+    client.list(root, false, None, 1).await.map_err(StoreRefusal::of_attach)?;
     let name = String::from_utf8_lossy(RESERVED_PREFIX);
     let key = format!("{root}{name}probe-{:016x}", rand::random::<u64>());
     let probed = conditions(client, &key).await;

@@ -7,19 +7,22 @@
 //! source only if the target is a copy of it.
 //!
 //! The rename of a live process is left alone by other processes, until it is so old that it counts as abandoned.
+//!
+//! If the rename of a directory fails half-way, the process goes on with it in the background. Until it is finished, the
+//! directory is neither here nor there: a `stat` of the target and further renames fail with `Busy`.
+
+mod notes;
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use serde::{Deserialize, Serialize};
 
+use crate::store::keys::KEY_MAX;
 use crate::store::moves::ShownMove;
-use crate::unfinished::is_alive;
-use crate::{ErrorKind, RESERVED_PREFIX, RenameMode, Result, Stat, Time};
+use crate::{ErrorKind, RenameMode, Result, Stat, Time};
 
 use super::api::Condition;
 use super::client::StoreRefusal;
@@ -28,32 +31,15 @@ use super::probe::TargetCondition;
 use super::requests::ListedObject;
 use super::{Bucket, StoreCall, StoredObject, upload};
 
+use notes::{Move, finish_later, node};
+
+pub(super) use notes::finish;
+
 /// Keys that are moved concurrently.
 const MOVED_AT_ONCE: usize = 16;
 const PAGE_KEYS: usize = 1_000;
-/// A rename that another node began so long ago counts as abandoned.
-const ABANDONED_AFTER: Duration = Duration::from_secs(15 * 60);
-/// How long an attach waits for the interrupted renames.
-const FINISHED_WITHIN: Duration = Duration::from_secs(20);
 /// How often a copy is restarted because its source was changed meanwhile.
 const COPY_TRIES: usize = 5;
-
-/// The content of a note.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Move {
-    from: String,
-    to: String,
-    /// The source is all keys that begin with `from`, not the key `from` alone.
-    directory: bool,
-    /// The target did not exist.
-    absent: bool,
-    /// The write number of the source. The server's clock ticks in seconds, so a new object may get the same name at
-    /// the same time.
-    write: Option<String>,
-    node: String,
-    pid: i32,
-    since_secs: i64,
-}
 
 #[derive(Debug, Clone, Copy)]
 enum Half {
@@ -96,6 +82,9 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
     if source.path.is_root() || target.path.is_root() {
         return Err(target.error(ErrorKind::Busy));
     }
+    for call in [source, target] {
+        call.not_moving()?;
+    }
     let found = source.find().await?;
     target.parent().await?;
     let there = bucket.find(&target.place).await.map_err(|refusal| target.refused(refusal))?;
@@ -134,6 +123,9 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
         true => (source.place.directory(), target.place.directory()),
         false => (source.place.key.clone(), target.place.key.clone()),
     };
+    if from_directory {
+        bucket.fits(&from, &to).await.map_err(|refusal| target.refused(refusal))?;
+    }
     let what = Move {
         from,
         to,
@@ -163,24 +155,50 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
     target.stat(&now).ok_or_else(|| target.error(ErrorKind::NotFound))
 }
 
-fn node() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 impl Bucket {
-    fn journal(&self) -> String {
-        format!("{}{}rename-", self.root, String::from_utf8_lossy(RESERVED_PREFIX))
+    /// Fails with `NameTooLong` if a key below a directory would be too long below another one.
+    async fn fits(&self, from: &str, to: &str) -> Result<(), StoreRefusal> {
+        if to.len() <= from.len() {
+            return Ok(());
+        }
+        let mut token = None;
+        loop {
+            let page = self.client.list(from, false, token.as_deref(), PAGE_KEYS).await?;
+            for ListedObject { key, .. } in page.objects {
+                let rest = key.strip_prefix(from).unwrap_or_default();
+                // A path has no slash at its end, and is shorter than the longest key.
+                let slash = usize::from(rest.is_empty() || rest.ends_with('/'));
+                if to.len() + rest.len() >= KEY_MAX + slash {
+                    return Err(StoreRefusal::local(ErrorKind::NameTooLong, format!("{key} would be too long there")));
+                }
+            }
+            token = page.next;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
     }
 
-    async fn begin(&self, what: Move, replaced: Option<Object>) -> Result<(), StoreRefusal> {
+    async fn begin(self: &Arc<Self>, what: Move, replaced: Option<Object>) -> Result<(), StoreRefusal> {
         let note = format!("{}{:032x}", self.journal(), rand::random::<u128>());
         let text =
             serde_json::to_vec(&what).map_err(|e| StoreRefusal::local(ErrorKind::InvalidInput, e.to_string()))?;
-        self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await?;
+        if let Err(refusal) = self.client.put(&note, Bytes::from(text), &Meta::scratch(), Condition::None).await {
+            if refusal.retries > 0 {
+                // It may have arrived all the same.
+                self.remove_note(note).await;
+            }
+            return Err(refusal);
+        }
+        let open = what.directory.then(|| self.moves.open(&what.from, &what.to));
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
-        // A file that was not moved is still at the source: there is nothing to finish.
-        if done.is_ok() || !what.directory {
-            self.client.delete(&note, Condition::None).await?;
+        match (&done, open) {
+            (Err(refusal), Some(open)) => {
+                open.failed(refusal.to_string());
+                tokio::spawn(finish_later(Arc::downgrade(self), note, what, open).boxed());
+            }
+            // A file that was not moved is still at the source: there is nothing to finish.
+            _ => self.remove_note(note).await,
         }
         done
     }
@@ -344,93 +362,9 @@ impl Bucket {
             }
         }
     }
-
-    /// Finishes the interrupted renames. One that cannot be finished now is left for the next attach.
-    async fn finish_renames(&self) -> Result<(), StoreRefusal> {
-        let mut token = None;
-        loop {
-            let page = self.client.list(&self.journal(), false, token.as_deref(), PAGE_KEYS).await?;
-            for note in page.objects {
-                if let Err(refusal) = self.finish(&note).await {
-                    let error = refusal.into_error(format!("finish a rename that was cut off, {}", note.key));
-                    tracing::warn!(%error, "it is tried again when the bucket is attached");
-                }
-            }
-            token = page.next;
-            if token.is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    async fn finish(&self, note: &ListedObject) -> Result<(), StoreRefusal> {
-        if note.size == 0 {
-            return Ok(());
-        }
-        let text = match self.client.get(&note.key, &note.etag, 0..note.size).await {
-            Ok((_, text)) => text,
-            // Another daemon is working on it.
-            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is(ErrorKind::Conflict) => return Ok(()),
-            Err(refusal) => return Err(refusal),
-        };
-        let what: Move = match serde_json::from_slice(&text) {
-            Ok(what) => what,
-            Err(error) => {
-                tracing::warn!(note = note.key, %error, "a rename that was written down cannot be read; it is left alone");
-                return Ok(());
-            }
-        };
-        let age = Time::now().secs.saturating_sub(what.since_secs);
-        let is_dead = what.node == node() && !is_alive(what.pid);
-        if !is_dead && age < ABANDONED_AFTER.as_secs() as i64 {
-            return Ok(());
-        }
-        tracing::info!(from = what.from, to = what.to, "finishing a rename that was cut off");
-        let source = self.client.head(&what.from).await?;
-        let is_another = source.is_some_and(|source| what.write.is_some() && source.meta.write != what.write);
-        if !is_another {
-            self.carry_out(&what, None, Some(note.last_modified)).await?;
-        }
-        self.client.delete(&note.key, Condition::None).await
-    }
 }
 
 /// An object below a directory that is renamed must not replace another one; the directory's own object may.
 fn wanted_below(from: &str, what: &Move) -> TargetCondition<'static> {
     if from == what.from { TargetCondition::Anything } else { TargetCondition::Absent }
-}
-
-/// Finishes the interrupted renames within a short time; the rest in the background.
-pub(super) async fn finish(bucket: &Arc<Bucket>) {
-    let too = Arc::clone(bucket);
-    let task = async move {
-        if let Err(refusal) = too.finish_renames().await {
-            let error = refusal.into_error("look for interrupted renames");
-            tracing::warn!(%error, "it is tried again when the bucket is attached");
-        }
-    };
-    let work = tokio::spawn(task.boxed());
-    // If it takes longer, objects below the moving directories appear and vanish meanwhile.
-    let _ = tokio::time::timeout(FINISHED_WITHIN, work).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_down_is_read_again() {
-        let what = Move {
-            from: "a/".into(),
-            to: "b/".into(),
-            directory: true,
-            absent: false,
-            write: None,
-            node: "n".into(),
-            pid: 7,
-            since_secs: 5,
-        };
-        let read: Move = serde_json::from_slice(&serde_json::to_vec(&what).unwrap()).unwrap();
-        assert_eq!(format!("{what:?}"), format!("{read:?}"));
-    }
 }

@@ -22,7 +22,7 @@ use super::{Bucket, StoreCall, StoredObject};
 pub(super) const PART_BYTES: u64 = 8 << 20;
 /// The most parts of an upload, by the S3 API reference.
 pub(super) const PARTS_MAX: u64 = 10_000;
-/// Parts that are sent concurrently: with the size of a part, this bounds the memory.
+/// Parts that are sent concurrently, at most: fewer, if they are large.
 pub(super) const PARTS_AT_ONCE: usize = 4;
 /// The most bytes that one request can copy, by the S3 API reference: 5 GiB.
 const COPY_MAX_BYTES: u64 = 5 << 30;
@@ -165,7 +165,7 @@ impl MultipartUpload {
                         let body = content.next(range.end - range.start).await?;
                         number += 1;
                         let part = async move { client.put_part(key, id, number, body).await.map_err(refused) };
-                        on_their_way.begin(part.boxed()).await?;
+                        on_their_way.begin(part.boxed(), cut.sent_at_once()).await?;
                     }
                     content.finish().await?;
                 }
@@ -181,7 +181,7 @@ impl MultipartUpload {
                             bucket.expect_part(&part).await?;
                             Ok(copied)
                         };
-                        on_their_way.begin(copied.boxed()).await?;
+                        on_their_way.begin(copied.boxed(), PARTS_AT_ONCE).await?;
                     }
                 }
             }
@@ -197,10 +197,10 @@ struct PartsOnTheirWay<'a> {
 }
 
 impl<'a> PartsOnTheirWay<'a> {
-    /// Adds a part. Waits while too many are on their way.
-    async fn begin(&mut self, part: BoxFuture<'a, Result<UploadedPart>>) -> Result<()> {
+    /// Adds a part. Waits while `most` or more are on their way: then there is room for one that is being read.
+    async fn begin(&mut self, part: BoxFuture<'a, Result<UploadedPart>>, most: usize) -> Result<()> {
         self.begun.push(part);
-        if self.begun.len() >= PARTS_AT_ONCE
+        while self.begun.len() >= most
             && let Some(part) = self.begun.next().await
         {
             self.sent.push(part?);
@@ -288,7 +288,7 @@ impl CopyTarget<'_> {
         }
         let upload = MultipartUpload::begin(client, self.key, self.meta, ChecksumOf::Parts).await?;
         let parts = copy_parts(&upload, source, object.size, COPY_PART_BYTES).await?;
-        upload.complete(parts, self.meta, wanted.heeded(self.conditional.complete)).await
+        self.complete(upload, parts, (from, object), wanted).await
     }
 
     /// Makes an object of the first `kept` bytes of the present one and zeros up to `size`.
@@ -305,6 +305,7 @@ impl CopyTarget<'_> {
         let whole = kept / PART_BYTES * PART_BYTES;
         let source = (self.key, object.etag.as_str());
         let each = part_bytes(size, PARTS_MAX);
+        let _room = client.room(each).await;
         let mut parts = copy_parts(&upload, source, whole, COPY_PART_BYTES.max(each)).await?;
         let (mut number, mut at) = (parts.len() as u32, whole);
         while at < size {
@@ -318,7 +319,38 @@ impl CopyTarget<'_> {
             parts.push(client.put_part(&upload.key, &upload.id, number, body.freeze()).await?);
             at = end;
         }
-        upload.complete(parts, self.meta, TargetCondition::Same(object).heeded(self.conditional.complete)).await
+        self.complete(upload, parts, (self.key, object), TargetCondition::Same(object)).await
+    }
+
+    /// Completes an upload of parts that were copied from an object.
+    ///
+    /// # Errors
+    /// `Conflict` if the object was changed since it was looked up, so that the parts may be of different versions; or if
+    /// the target is not as wanted, also where the server does not check that.
+    async fn complete(
+        &self,
+        upload: MultipartUpload,
+        parts: Vec<UploadedPart>,
+        (from, object): (&str, &Object),
+        wanted: TargetCondition<'_>,
+    ) -> Result<String, StoreRefusal> {
+        let changed = |key: &str| Err(StoreRefusal::local(ErrorKind::Conflict, format!("{key} was changed meanwhile")));
+        if !upload.client.head(from).await?.is_some_and(|now| now.is(object)) {
+            return changed(from);
+        }
+        let condition = wanted.heeded(self.conditional.complete);
+        if !condition.is_sent() {
+            let there = upload.client.head(self.key).await?;
+            let is_as_wanted = match (wanted, &there) {
+                (TargetCondition::Anything, _) | (TargetCondition::Absent, None) => true,
+                (TargetCondition::Same(same), Some(there)) => there.is(same),
+                _ => false,
+            };
+            if !is_as_wanted {
+                return changed(self.key);
+            }
+        }
+        upload.complete(parts, self.meta, condition).await
     }
 }
 

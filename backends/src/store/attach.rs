@@ -13,18 +13,23 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use object_store::client::{Certificate, HttpClient, HttpConnector, ReqwestConnector};
+use object_store::client::{Certificate, HttpClient};
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use rand::seq::SliceRandom;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::redirect::Policy;
 use url::Url;
 
 use crate::{Error, ErrorKind, Result, Side, Time};
 
 use super::Bucket;
-use super::client::{Client, StoreRefusal};
+use super::client::{Client, StoreRefusal, without_secrets};
 use super::dialect::Dialect;
 use super::metadata::Defaults;
 
@@ -147,7 +152,7 @@ pub(super) fn certificates<T, E: std::fmt::Display>(
     parse(&pem).map_err(|error| bad(&error))
 }
 
-/// The settings of connections to an endpoint. `ca`: a PEM file with certificates to trust in addition to the
+/// The settings of connections to the issuer of credentials for an endpoint. `ca`: a PEM file with certificates to trust in addition to the
 /// system's.
 pub(crate) fn client_options(text: &str, ca: Option<&Path>, endpoint: &str) -> Result<ClientOptions> {
     let mut options = ClientOptions::new()
@@ -162,8 +167,40 @@ pub(crate) fn client_options(text: &str, ca: Option<&Path>, endpoint: &str) -> R
     Ok(options)
 }
 
-pub(crate) fn connect(text: &str, options: &ClientOptions) -> Result<HttpClient> {
-    ReqwestConnector::default().connect(options).map_err(|error| wrong(text, no_http_client(&error)))
+/// Uses all addresses of a server alike: a large store has many.
+struct AnyAddress;
+
+impl Resolve for AnyAddress {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let mut found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            found.shuffle(&mut rand::rng());
+            let found: Addrs = Box::new(found.into_iter());
+            Ok(found)
+        })
+    }
+}
+
+/// A client for signed requests. It follows no redirections: another host must not get a token, and a redirection may
+/// turn a removal into a read. `ca`: as for [`client_options`].
+pub(crate) fn connect(text: &str, ca: Option<&Path>, endpoint: &str) -> Result<HttpClient> {
+    let mut builder = reqwest::Client::builder()
+        .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .https_only(!endpoint.starts_with("http://"))
+        .http1_only()
+        // A body is what the server stores, and as long.
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate()
+        .dns_resolver(Arc::new(AnyAddress))
+        .redirect(Policy::none());
+    if let Some(ca) = ca {
+        builder = builder.tls_certs_merge(certificates(text, ca, reqwest::Certificate::from_pem_bundle)?);
+    }
+    Ok(HttpClient::new(builder.build().map_err(|error| wrong(text, no_http_client(&error)))?))
 }
 
 /// Says why there is no HTTP client, and the remedy. In practice, there is one reason: no certificate of the system can
@@ -200,6 +237,47 @@ pub(super) fn credential_retries() -> RetryConfig {
 pub(super) fn no_credentials(error: &object_store::Error, remedy: &str) -> StoreRefusal {
     tracing::debug!("no credentials: {error}");
     StoreRefusal::local(ErrorKind::PermissionDenied, format!("no credentials were found: {remedy}"))
+}
+
+/// Whether requests have ever had credentials.
+#[derive(Debug, Default)]
+pub(crate) struct CredentialHistory {
+    had_some: AtomicBool,
+}
+
+impl CredentialHistory {
+    /// The credentials for a request. `denied` makes the error if there are none.
+    ///
+    /// # Errors
+    /// `Unavailable` if there were credentials before, and their issuer does not answer: nothing was denied.
+    pub(crate) fn note<T>(
+        &self,
+        answer: object_store::Result<T>,
+        denied: impl FnOnce(&object_store::Error) -> StoreRefusal,
+    ) -> Result<T, StoreRefusal> {
+        let error = match answer {
+            Ok(credential) => {
+                self.had_some.store(true, Ordering::Relaxed);
+                return Ok(credential);
+            }
+            Err(error) => error,
+        };
+        let why = without_secrets(&causes(&error));
+        if !self.had_some.load(Ordering::Relaxed) || is_denial(&why) {
+            return Err(denied(&error));
+        }
+        // The provider has sent its request several times.
+        let why = format!("the credentials could not be renewed: {why}");
+        Err(StoreRefusal::local(ErrorKind::Unavailable, why).at_once())
+    }
+}
+
+/// Whether the issuer of credentials has refused them: `object_store` tells the status of its answer only in the text of
+/// the error.
+fn is_denial(text: &str) -> bool {
+    let Some((_, status)) = text.split_once("status code: ") else { return false };
+    let digits = status.get(..3).and_then(|digits| digits.parse::<u16>().ok());
+    digits.is_some_and(|status| (400..500).contains(&status) && !matches!(status, 408 | 425 | 429))
 }
 
 /// The content of a URL, except for the protocol.
@@ -239,5 +317,30 @@ impl StoreUrl {
         let name = format!("{scheme}://{}/{}", self.bucket, self.root);
         let client = Client::new(http, self.bucket, bucket_url, dialect);
         Bucket::new(Arc::new(client), name, self.root, self.options.defaults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_that_cannot_be_renewed_are_not_denied() {
+        let answer = |text: &str| -> object_store::Result<()> {
+            Err(object_store::Error::Generic { store: "test", source: text.to_owned().into() })
+        };
+        let denied = |error: &object_store::Error| no_credentials(error, "set them");
+        let (down, no) =
+            ("Server returned non-2xx status code: 500: x", "Server returned non-2xx status code: 401: no");
+        let history = CredentialHistory::default();
+        assert!(
+            history.note(answer(down), denied).unwrap_err().is(ErrorKind::PermissionDenied),
+            "there never were any"
+        );
+        history.note(Ok(()), denied).unwrap();
+        for text in [down, "connection refused", "Server returned non-2xx status code: 429: "] {
+            assert!(history.note(answer(text), denied).unwrap_err().is(ErrorKind::Unavailable), "{text}");
+        }
+        assert!(history.note(answer(no), denied).unwrap_err().is(ErrorKind::PermissionDenied));
     }
 }

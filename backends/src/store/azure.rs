@@ -12,10 +12,10 @@ use serde::Deserialize;
 use crate::{ErrorKind, Result, Time};
 
 use super::Bucket;
-use super::attach::{self, Environment, StoreUrl};
+use super::attach::{self, CredentialHistory, Environment, StoreUrl};
 use super::client::{Client, StoreRefusal, StoreRequest};
 use super::dialect::{Dialect, translate_metadata};
-use super::requests::{ListRequest, ListedObject, Page, garbled, parse};
+use super::requests::{ListRequest, ListedObject, Page, SIZE_MAX, garbled, parse};
 
 const INSTEAD: &str = "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or say `anonymous=true` of a public \
                        container";
@@ -27,6 +27,7 @@ struct Azure {
     account: String,
     /// `None`: requests are anonymous.
     credentials: Option<AzureCredentialProvider>,
+    history: CredentialHistory,
 }
 
 /// Attaches `az://CONTAINER[/PREFIX]`.
@@ -58,7 +59,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let told = told.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
     let endpoint = attach::endpoint(text, &told, INSTEAD)?;
     let options = attach::client_options(text, named.options.ca.as_deref(), &endpoint)?;
-    let http = attach::connect(text, &options)?;
+    let http = attach::connect(text, named.options.ca.as_deref(), &endpoint)?;
     let credentials = match anonymous {
         true => None,
         false => {
@@ -73,7 +74,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
         }
     };
     let bucket_url = format!("{endpoint}/{}", named.bucket);
-    Ok(named.reached(http, bucket_url, Box::new(Azure { account, credentials })))
+    Ok(named.reached(http, bucket_url, Box::new(Azure { account, credentials, history: CredentialHistory::default() })))
 }
 
 #[derive(Debug, Deserialize)]
@@ -142,9 +143,9 @@ impl EncodedName {
 impl Dialect for Azure {
     async fn authorize(&self, request: &mut Request<HttpRequestBody>) -> Result<(), StoreRefusal> {
         let Some(credentials) = &self.credentials else { return Ok(()) };
-        let denied = |error: object_store::Error| attach::no_credentials(&error, INSTEAD);
-        let credential = credentials.get_credential().await.map_err(denied)?;
-        AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(denied)
+        let denied = |error: &object_store::Error| attach::no_credentials(error, INSTEAD);
+        let credential = self.history.note(credentials.get_credential().await, denied)?;
+        AzureAuthorizer::new(&credential, &self.account).try_authorize(request).map_err(|error| denied(&error))
     }
 
     fn tells_empty_prefixes(&self) -> bool {
@@ -189,7 +190,7 @@ async fn page(client: &Client, asked: &ListRequest<'_>, token: Option<&str>) -> 
             key: blob.name.decoded(),
             // Headers quote the ETag.
             etag: if etag.starts_with('"') { etag } else { format!("\"{etag}\"") },
-            size: blob.properties.content_length,
+            size: blob.properties.content_length.min(SIZE_MAX),
             last_modified: Time::from(modified),
             folder: blob.metadata.is_some_and(|metadata| metadata.folder.as_deref() == Some("true")),
         })

@@ -4,6 +4,7 @@
 //! name `dir/` or `a//b`, one such key fails a whole listing, an interrupted body cannot be resumed, completing an
 //! upload takes no condition, and copying takes no metadata.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -52,8 +53,9 @@ pub(crate) struct Client {
 }
 
 const ROOM_UNIT_BYTES: u64 = 64 << 10;
-/// Memory for all content that is being sent: 32 MiB.
-const ROOM_UNITS: usize = 512;
+/// Memory for all content that is being sent: 32 MiB. A single part may be larger, and then has all of it.
+pub(crate) const ROOM_BYTES: u64 = 32 << 20;
+const ROOM_UNITS: usize = (ROOM_BYTES / ROOM_UNIT_BYTES) as usize;
 
 /// One request.
 #[derive(Debug, Clone)]
@@ -112,6 +114,8 @@ pub(crate) struct StoreRefusal {
     pub(crate) retries: u64,
     kind: ErrorKind,
     again: bool,
+    /// There is no such bucket: of no key is it known whether it exists.
+    lacks_store: bool,
 }
 
 const AZURE_ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
@@ -128,10 +132,25 @@ struct ErrorBody {
     message: String,
 }
 
+impl fmt::Display for StoreRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.code.as_str(), self.message.as_str()) {
+            ("", message) => f.write_str(message),
+            (code, "") => write!(f, "the server says {code}"),
+            (code, message) => write!(f, "the server says {code}: {message}"),
+        }
+    }
+}
+
 impl StoreRefusal {
     pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
-        Self { code: String::new(), message, retries: 0, kind, again }
+        Self { code: String::new(), message, retries: 0, kind, again, lacks_store: false }
+    }
+
+    /// The same, and the request is not sent again.
+    pub(crate) fn at_once(self) -> Self {
+        Self { again: false, ..self }
     }
 
     fn of(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
@@ -145,7 +164,9 @@ impl StoreRefusal {
 
     fn told(status: StatusCode, told: ErrorBody) -> Self {
         let code = if told.code.is_empty() { status.as_str().to_owned() } else { told.code };
+        let lacks_store = matches!(code.as_str(), "NoSuchBucket" | "ContainerNotFound");
         let kind = match (status.as_u16(), code.as_str()) {
+            _ if lacks_store => ErrorKind::Unavailable,
             (_, "KeyTooLongError") => ErrorKind::NameTooLong,
             (_, "EntityTooLarge") => ErrorKind::TooLarge,
             (_, "QuotaExceeded" | "XMinioStorageFull") | (507, _) => ErrorKind::Quota,
@@ -163,10 +184,25 @@ impl StoreRefusal {
             (300..=399, _) => ErrorKind::InvalidInput,
             _ => ErrorKind::Os(libc::EIO),
         };
-        let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) || code == "OperationAborted";
+        let again =
+            matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) && !lacks_store || code == "OperationAborted";
         // Azure's store adds lines for its own support after the first.
         let message = told.message.lines().next().unwrap_or_default().to_owned();
-        Self { code, message, retries: 0, kind, again }
+        Self { code, message, retries: 0, kind, again, lacks_store }
+    }
+
+    /// The refusal of a listing. A listing of no keys is empty, so `NotFound` means that there is no such bucket.
+    pub(crate) fn of_listing(self) -> Self {
+        let lacks_store = self.lacks_store || self.is(ErrorKind::NotFound);
+        let kind = if lacks_store { ErrorKind::Unavailable } else { self.kind };
+        Self { kind, lacks_store, ..self }
+    }
+
+    /// The refusal of an attach: a bucket that is missing then is a mistake in the URL. One that is missing later may come
+    /// back, and its files count as unreachable, not as removed.
+    pub(crate) fn of_attach(self) -> Self {
+        let kind = if self.lacks_store { ErrorKind::NotFound } else { self.kind };
+        Self { kind, ..self }
     }
 
     /// An error in an answer with a success status.
@@ -177,11 +213,6 @@ impl StoreRefusal {
 
     pub(crate) fn is(&self, kind: ErrorKind) -> bool {
         self.kind == kind
-    }
-
-    /// Whether the bucket exists, but not that key in it.
-    pub(crate) fn is_no_key(&self) -> bool {
-        self.is(ErrorKind::NotFound) && !matches!(self.code.as_str(), "NoSuchBucket" | "ContainerNotFound")
     }
 
     /// Whether the server refused the request.
@@ -215,15 +246,9 @@ impl StoreRefusal {
         if let Some(remedy) = self.remedy() {
             context = format!("{context}: {remedy}");
         }
-        let said = match (self.code.as_str(), self.message.as_str()) {
-            ("", "") => None,
-            ("", message) => Some(message.to_owned()),
-            (code, "") => Some(format!("the server says {code}")),
-            (code, message) => Some(format!("the server says {code}: {message}")),
-        };
-        match said {
-            Some(said) => Error::new(self.kind, Side::Pool, format!("{context}: {said}")),
-            None => Error::new(self.kind, Side::Pool, context),
+        match self.to_string() {
+            said if said.is_empty() => Error::new(self.kind, Side::Pool, context),
+            said => Error::new(self.kind, Side::Pool, format!("{context}: {said}")),
         }
     }
 
@@ -244,6 +269,9 @@ impl StoreRefusal {
             "ExpiredToken" => "the credentials have expired: get new ones",
             "RequestTimeTooSkewed" => "this machine's clock is wrong: set it",
             "PermanentRedirect" | "AuthorizationHeaderMalformed" => "the bucket is in another region: set AWS_REGION",
+            "TemporaryRedirect" | "301" | "302" | "307" | "308" => {
+                "the server names another place, to which signed requests are not sent: check the endpoint and the region"
+            }
             _ => return None,
         })
     }
@@ -425,6 +453,6 @@ fn join(mut pieces: Vec<Bytes>, length: usize) -> Bytes {
 }
 
 /// Removes secrets: HTTP errors name the whole URL.
-fn without_secrets(text: &str) -> String {
+pub(crate) fn without_secrets(text: &str) -> String {
     text.split(' ').map(|word| word.split_once('?').map_or(word, |(before, _)| before)).collect::<Vec<_>>().join(" ")
 }

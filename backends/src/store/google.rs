@@ -11,7 +11,7 @@ use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder, Google
 use crate::{ErrorKind, Result};
 
 use super::Bucket;
-use super::attach::{self, Environment, StoreUrl};
+use super::attach::{self, CredentialHistory, Environment, StoreUrl};
 use super::client::{StoreRefusal, StoreRequest};
 use super::dialect::{Dialect, translate_metadata};
 use super::requests::Same;
@@ -26,6 +26,7 @@ const INSTEAD: &str = "set GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCO
 struct Google {
     /// `None`: requests are anonymous.
     credentials: Option<GcpCredentialProvider>,
+    history: CredentialHistory,
 }
 
 /// Attaches `gs://BUCKET[/PREFIX]`.
@@ -46,7 +47,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
     let told = named.options.endpoint.clone().or_else(|| set(GoogleConfigKey::BaseUrl));
     let endpoint = attach::endpoint(text, told.as_deref().unwrap_or(ENDPOINT), INSTEAD)?;
     let options = attach::client_options(text, named.options.ca.as_deref(), &endpoint)?;
-    let http = attach::connect(text, &options)?;
+    let http = attach::connect(text, named.options.ca.as_deref(), &endpoint)?;
     let credentials = match anonymous {
         true => None,
         false => {
@@ -59,7 +60,7 @@ pub(super) fn attach(text: &str, environment: &Environment) -> Result<Bucket> {
         }
     };
     let bucket_url = format!("{endpoint}/{}", named.bucket);
-    Ok(named.reached(http, bucket_url, Box::new(Google { credentials })))
+    Ok(named.reached(http, bucket_url, Box::new(Google { credentials, history: CredentialHistory::default() })))
 }
 
 #[async_trait]
@@ -69,7 +70,8 @@ impl Dialect for Google {
         // of the object.
         request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         let Some(credentials) = &self.credentials else { return Ok(()) };
-        let credential = credentials.get_credential().await.map_err(|error| attach::no_credentials(&error, INSTEAD))?;
+        let credential =
+            self.history.note(credentials.get_credential().await, |error| attach::no_credentials(error, INSTEAD))?;
         if !credential.bearer.is_empty() {
             let mut value = HeaderValue::try_from(format!("Bearer {}", credential.bearer)).map_err(|_| {
                 StoreRefusal::local(ErrorKind::PermissionDenied, format!("the credentials make no sense: {INSTEAD}"))

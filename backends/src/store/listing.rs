@@ -14,13 +14,13 @@ use futures::{FutureExt, Stream, StreamExt, TryStreamExt, future, stream};
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Stat, Time};
+use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Stat};
 
 use super::Bucket;
 use super::bounds::{EMPTY_PAGES, WAITING_KEYS};
 use super::client::StoreRefusal;
 use super::keys::{self, ObjectPlace};
-use super::metadata::{Meta, Object, implied_directory};
+use super::metadata::{Defaults, Meta, Object, implied_directory};
 use super::requests::{ListedObject, garbled};
 
 /// Keys in one page: the most that S3 returns.
@@ -31,8 +31,11 @@ const ASKED_AT_ONCE: usize = 32;
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(16_383);
 /// Stands for the version id of an object whose attributes could not be read.
 const LISTED_ALONE: &str = "listed-alone";
-/// Servers report times in seconds, and their clock and ours may differ a little.
+/// Servers report times in seconds, and the clocks of their machines may differ a little.
 const YOUNG_SECS: i64 = 5;
+/// The modes, for the daemon's user, of what may have attributes that could not be read.
+const UNKNOWN_FILE: u32 = 0o400;
+const UNKNOWN_DIRECTORY: u32 = 0o500;
 
 /// The cached attributes of objects, each for one state of its object.
 pub(crate) struct Remembered(Mutex<LruCache<String, Object>>);
@@ -50,7 +53,8 @@ impl Remembered {
     }
 
     fn put(&self, key: &str, object: &Object) {
-        if object.last_modified.secs < Time::now().secs - YOUNG_SECS {
+        // Both times are by the server's clock.
+        if object.last_modified.secs < object.asked_at_secs.saturating_sub(YOUNG_SECS) {
             self.0.lock().put(key.to_owned(), object.clone());
         }
     }
@@ -137,9 +141,6 @@ impl DirectoryWalk {
     async fn children(&mut self) -> Result<Vec<Child>, StoreRefusal> {
         let client = &self.bucket.client;
         let page = client.list(&self.directory, true, self.token.as_deref(), PAGE_KEYS).await?;
-        if page.next.is_some() && page.next == self.token {
-            return Err(garbled("the same page of a listing again"));
-        }
         self.empty_pages = if page.objects.is_empty() && page.prefixes.is_empty() { self.empty_pages + 1 } else { 0 };
         if self.empty_pages > EMPTY_PAGES || self.waiting.len() > WAITING_KEYS {
             return Err(garbled("a listing that leads to no end"));
@@ -224,7 +225,10 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, StoreR
             };
             let stat = match marker {
                 Ok(Some(marker)) => marker.stat(true, &bucket.defaults),
-                Err(refusal) if is_of_one_object(&refusal) => implied_directory(&bucket.defaults),
+                Err(refusal) if is_of_one_object(&refusal) => {
+                    bucket.client.list(&key, false, None, 1).await?;
+                    unknown_directory(&bucket.defaults)
+                }
                 Err(refusal) => return Err(refusal),
                 Ok(None) if is_empty(bucket, &key).await? => return Ok(None),
                 Ok(None) => implied_directory(&bucket.defaults),
@@ -274,7 +278,8 @@ async fn with_content(bucket: &Bucket, listed: &ListedObject) -> Result<Option<(
     }
 }
 
-/// Whether a refusal concerns one object alone, in a bucket that answers and may be listed.
+/// Whether a refusal may concern one object alone: the bucket answers. Only a listing tells whether all requests are
+/// refused, for example because the credentials have expired.
 pub(super) fn is_of_one_object(refusal: &StoreRefusal) -> bool {
     !refusal.is(ErrorKind::Unavailable) && !refusal.is(ErrorKind::Timeout)
 }
@@ -285,10 +290,15 @@ pub(super) async fn stat_as_listed(bucket: &Bucket, place: &ObjectPlace) -> Resu
     let (first, below) =
         tokio::try_join!(client.list(&place.key, false, None, 1), client.list(&directory, false, None, 1))?;
     if !below.objects.is_empty() && !place.shadowed {
-        return Ok(Some(implied_directory(&bucket.defaults)));
+        return Ok(Some(match client.head(&place.marker()).await {
+            Ok(Some(marker)) => marker.stat(true, &bucket.defaults),
+            Ok(None) => implied_directory(&bucket.defaults),
+            Err(refusal) if is_of_one_object(&refusal) => unknown_directory(&bucket.defaults),
+            Err(refusal) => return Err(refusal),
+        }));
     }
     let listed = first.objects.into_iter().find(|listed| listed.key == place.key && !listed.folder);
-    Ok(listed.map(|listed| as_listed(listed).stat(false, &bucket.defaults)))
+    Ok(listed.map(|listed| as_listed(listed, &bucket.defaults).stat(false, &bucket.defaults)))
 }
 
 /// `None` if the object is gone.
@@ -298,12 +308,19 @@ async fn object(bucket: &Bucket, listed: ListedObject) -> Result<Option<Object>,
     }
     if keys::is_unspeakable(&listed.key) {
         // An object that a URL cannot name can only be shown.
-        return Ok(Some(as_listed(listed)));
+        return Ok(Some(as_listed(listed, &bucket.defaults)));
     }
     let asked = match bucket.client.head(&listed.key).await {
-        Err(refusal) if is_of_one_object(&refusal) => return Ok(Some(as_listed(listed))),
+        Err(refusal) if is_of_one_object(&refusal) => {
+            bucket.client.list(&listed.key, false, None, 1).await?;
+            return Ok(Some(as_listed(listed, &bucket.defaults)));
+        }
         answer => answer?,
     };
+    if asked.is_none() {
+        // An answer to HEAD does not say whether it is the bucket that is missing.
+        bucket.client.list(&listed.key, false, None, 1).await?;
+    }
     if let Some(object) = &asked {
         bucket.remembered.put(&listed.key, object);
     }
@@ -311,9 +328,31 @@ async fn object(bucket: &Bucket, listed: ListedObject) -> Result<Option<Object>,
 }
 
 /// An object known only from the listing. Its version differs from that of a `HEAD`: if a later `HEAD` is answered,
-/// the attributes count as changed.
-fn as_listed(listed: ListedObject) -> Object {
+/// the attributes count as changed. In a store whose attributes count, the
+/// object's own are unknown: only the daemon's user may open it.
+fn as_listed(listed: ListedObject, defaults: &Defaults) -> Object {
     let ListedObject { etag, size, last_modified, .. } = listed;
     let version_id = LISTED_ALONE.to_owned();
-    Object { etag, version_id, size, last_modified, asked_at_secs: 0, meta: Meta::default() }
+    let (uid, gid) = own_ids();
+    let meta = match defaults.believed {
+        true => Meta {
+            mode: Some(FileKind::File.mode_bits() | UNKNOWN_FILE),
+            uid: Some(uid),
+            gid: Some(gid),
+            ..Meta::default()
+        },
+        false => Meta::default(),
+    };
+    Object { etag, version_id, size, last_modified, asked_at_secs: 0, meta }
+}
+
+/// The result of `stat` for a directory whose attributes could not be read.
+fn unknown_directory(defaults: &Defaults) -> Stat {
+    let implied = implied_directory(defaults);
+    let (uid, gid) = own_ids();
+    if defaults.believed { Stat { mode: UNKNOWN_DIRECTORY, uid, gid, ..implied } } else { implied }
+}
+
+fn own_ids() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }

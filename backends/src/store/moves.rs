@@ -1,4 +1,4 @@
-//! The renames in progress, and their progress.
+//! The renames in progress, their progress, and the directories that they leave in doubt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,39 @@ use parking_lot::Mutex;
 use crate::WorkProgress;
 
 #[derive(Debug, Default)]
-pub(crate) struct Moves(Arc<Mutex<Vec<Arc<Moving>>>>);
+pub(crate) struct Moves {
+    shown: Arc<Mutex<Vec<Arc<Moving>>>>,
+    open: Arc<Mutex<Vec<Arc<MovingDirectory>>>>,
+}
+
+/// The prefixes of a directory whose rename has begun and is not finished.
+#[derive(Debug)]
+struct MovingDirectory {
+    from: String,
+    to: String,
+    /// The last failure.
+    failure: Mutex<Option<String>>,
+}
+
+/// The rename of a directory is unfinished as long as this lives.
+#[derive(Debug)]
+pub(crate) struct OpenMove {
+    all: Arc<Mutex<Vec<Arc<MovingDirectory>>>>,
+    this: Arc<MovingDirectory>,
+}
+
+impl OpenMove {
+    /// Notes why it could not be finished.
+    pub(crate) fn failed(&self, why: String) {
+        *self.this.failure.lock() = Some(why);
+    }
+}
+
+impl Drop for OpenMove {
+    fn drop(&mut self) {
+        self.all.lock().retain(|open| !Arc::ptr_eq(open, &self.this));
+    }
+}
 
 /// One rename: keys are copied, then the sources are removed.
 #[derive(Debug)]
@@ -31,12 +63,40 @@ impl Moves {
         let what = format!("rename of {from} to {to}");
         let (copied, removed, all_copied) = Default::default();
         let moving = Arc::new(Moving { what, copied, removed, all_copied });
-        self.0.lock().push(moving.clone());
-        ShownMove { moves: Arc::clone(&self.0), moving }
+        self.shown.lock().push(moving.clone());
+        ShownMove { moves: Arc::clone(&self.shown), moving }
+    }
+
+    /// Begins the rename of a directory. Both prefixes end with a slash.
+    pub(crate) fn open(&self, from: &str, to: &str) -> OpenMove {
+        let this = MovingDirectory { from: from.to_owned(), to: to.to_owned(), failure: Mutex::new(None) };
+        let this = Arc::new(this);
+        self.open.lock().push(Arc::clone(&this));
+        OpenMove { all: Arc::clone(&self.open), this }
+    }
+
+    /// Whether a directory is being renamed to this prefix; says so, and why the last try failed.
+    pub(crate) fn open_to(&self, directory: &str) -> Option<String> {
+        self.find_open(|open| open.to == directory)
+    }
+
+    /// Whether a directory is being renamed from or to this prefix.
+    pub(crate) fn open_at(&self, directory: &str) -> Option<String> {
+        self.find_open(|open| open.from == directory || open.to == directory)
+    }
+
+    fn find_open(&self, is_it: impl Fn(&MovingDirectory) -> bool) -> Option<String> {
+        let all = self.open.lock();
+        let open = all.iter().find(|open| is_it(open))?;
+        let said = format!("the rename of {} to {} is not finished", open.from, open.to);
+        Some(match &*open.failure.lock() {
+            Some(failure) => format!("{said}: {failure}"),
+            None => said,
+        })
     }
 
     pub(crate) fn under_way(&self) -> Vec<WorkProgress> {
-        self.0.lock().iter().map(|moving| moving.as_it_stands()).collect()
+        self.shown.lock().iter().map(|moving| moving.as_it_stands()).collect()
     }
 }
 
@@ -96,5 +156,17 @@ mod tests {
         assert_eq!(moves.under_way().len(), 1);
         drop(second);
         assert_eq!(moves.under_way(), []);
+    }
+
+    #[test]
+    fn a_directory_is_in_doubt_until_its_rename_is_finished() {
+        let moves = Moves::default();
+        let open = moves.open("a/", "b/");
+        assert_eq!(moves.open_to("b/").unwrap(), "the rename of a/ to b/ is not finished");
+        open.failed("503".into());
+        assert_eq!(moves.open_at("a/").unwrap(), "the rename of a/ to b/ is not finished: 503");
+        assert_eq!((moves.open_to("a/"), moves.open_at("b/c/")), (None, None));
+        drop(open);
+        assert_eq!(moves.open_at("b/"), None);
     }
 }

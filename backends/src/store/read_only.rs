@@ -56,7 +56,7 @@ impl StorePool {
             // Checks that the bucket exists and may be listed.
             None => bucket.client.list(&bucket.root, false, None, 1).await.map(drop),
         };
-        tried.map_err(|refusal| refusal.into_error(format!("attach {}", bucket.name)))?;
+        tried.map_err(|refusal| refusal.of_attach().into_error(format!("attach {}", bucket.name)))?;
         let listings = bucket.web.as_ref().map_or(ListingSupport::AskEach, Web::listings);
         if !listings.exist() {
             tracing::warn!(url, "this server lists no names: files can be read by their paths alone");

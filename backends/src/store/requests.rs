@@ -13,6 +13,8 @@ use crate::{ErrorKind, Time};
 use super::client::{Body, Client, StoreAnswer, StoreRefusal, StoreRequest};
 use super::metadata::{Meta, Object};
 
+/// The largest size of a file that a program can see. Servers may name any number.
+pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
 const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
 
 /// One page of a listing, in the order of the keys' bytes.
@@ -66,11 +68,11 @@ struct ListPrefix {
 }
 
 impl Client {
-    /// Returns `None` if there is no such key.
+    /// Returns `None` if there is no such key, or no such bucket: an answer to `HEAD` may not say which.
     pub(crate) async fn head(&self, key: &str) -> Result<Option<Object>, StoreRefusal> {
         match self.send(StoreRequest::new(Method::HEAD, key)).await {
             Ok(answer) => object(&answer.headers).map(Some),
-            Err(refusal) if refusal.is_no_key() => Ok(None),
+            Err(refusal) if refusal.is(ErrorKind::NotFound) => Ok(None),
             Err(refusal) => Err(refusal),
         }
     }
@@ -110,6 +112,9 @@ impl Client {
 
     /// Lists keys that begin with `prefix`. If `delimited`, keys with a slash after the prefix are only returned as
     /// prefixes.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is no such bucket; `Corrupt` if the server repeats a page.
     pub(crate) async fn list(
         &self,
         prefix: &str,
@@ -117,7 +122,12 @@ impl Client {
         token: Option<&str>,
         most: usize,
     ) -> Result<Page, StoreRefusal> {
-        self.dialect.page(self, &ListRequest { prefix, delimited, token, most }).await
+        let page = self.dialect.page(self, &ListRequest { prefix, delimited, token, most }).await;
+        let page = page.map_err(StoreRefusal::of_listing)?;
+        match page.next.is_some() && page.next.as_deref() == token {
+            true => Err(garbled("the same page of a listing again")),
+            false => Ok(page),
+        }
     }
 }
 
@@ -166,7 +176,7 @@ pub(crate) async fn page_of_s3(client: &Client, asked: &ListRequest<'_>) -> Resu
         Ok(ListedObject {
             key: decode(listed.key),
             etag: listed.generation.unwrap_or(listed.etag),
-            size: listed.size,
+            size: listed.size.min(SIZE_MAX),
             last_modified: parse_iso_time(&listed.last_modified)?,
             folder: false,
         })
@@ -226,7 +236,7 @@ pub(crate) fn object(headers: &HeaderMap) -> Result<Object, StoreRefusal> {
         Some(range) => range.rsplit('/').next(),
         None => text(header::CONTENT_LENGTH),
     };
-    let size = length.and_then(|text| text.parse().ok());
+    let size = length.and_then(|text| text.parse().ok()).map(|size: u64| size.min(SIZE_MAX));
     let date = text(header::DATE).and_then(|text| httpdate::parse_http_date(text).ok());
     let modified = text(header::LAST_MODIFIED).and_then(|text| httpdate::parse_http_date(text).ok());
     let etag = etag_of(headers).unwrap_or_default();

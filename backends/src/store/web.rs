@@ -6,6 +6,7 @@
 
 mod pages;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,6 +33,8 @@ use super::{Bucket, StoredObject};
 use pages::{Format, PageEntry};
 
 const REDIRECTIONS_MAX: usize = 10;
+/// The seconds since 1970 that a date of HTTP can express: until the year 9999.
+const HTTP_DATES: Range<i64> = 0..253_402_300_800;
 const DEPTH: HeaderName = HeaderName::from_static("depth");
 const PROPFIND_BODY: &str =
     r#"<?xml version="1.0" encoding="utf-8"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>"#;
@@ -133,11 +136,20 @@ impl Dialect for WebDialect {
         format!("{bucket_url}/{key}")
     }
 
+    fn translate(&self, headers: &mut HeaderMap) {
+        // A web server does not store attributes for us. What it says there, another client may have written.
+        let ours = headers.keys().filter(|name| name.as_str().starts_with("x-amz-meta-"));
+        let ours: Vec<_> = ours.cloned().collect();
+        for name in ours {
+            headers.remove(name);
+        }
+    }
+
     fn only<'a>(&self, same: &Same<'_>, call: StoreRequest<'a>) -> Result<StoreRequest<'a>, StoreRefusal> {
         if is_strong(same.etag) {
             return call.header(header::IF_MATCH, same.etag);
         }
-        if same.modified == Time::default() {
+        if same.modified == Time::default() || !HTTP_DATES.contains(&same.modified.secs) {
             return Ok(call);
         }
         call.header(header::IF_UNMODIFIED_SINCE, &httpdate::fmt_http_date(same.modified.into()))
@@ -183,15 +195,36 @@ impl Web {
             match is_collection(client, &place.key).await {
                 Ok(true) => return Ok(StoredObject::Directory(None)),
                 Ok(false) => {}
-                Err(refusal) if refusal.is(ErrorKind::NotFound) => return Ok(StoredObject::Nothing),
+                Err(refusal) if refusal.is(ErrorKind::NotFound) => {
+                    return self.expect_root(client).await.map(|()| StoredObject::Nothing);
+                }
                 Err(refusal) => return Err(refusal),
             }
         }
         match client.head(&place.key).await {
             Ok(Some(object)) => Ok(StoredObject::Object(object)),
-            Ok(None) => Ok(StoredObject::Nothing),
+            Ok(None) => self.expect_root(client).await.map(|()| StoredObject::Nothing),
             Err(refusal) if refusal.is_redirection() => Ok(StoredObject::Directory(None)),
             Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Fails with `Unavailable` if the server named files at the attach, and does not even have the pool's root now: what
+    /// it says of one file then says nothing of that file.
+    async fn expect_root(&self, client: &Client) -> Result<(), StoreRefusal> {
+        let answer = match (self.lists_names, self.dav) {
+            (false, _) => return Ok(()),
+            (true, true) => is_collection(client, "").await.map(drop),
+            (true, false) => match client.head("").await {
+                // Not every server answers a HEAD for an index page.
+                Ok(None) => client.send_for_body(StoreRequest::new(Method::GET, "")).await.map(drop),
+                answer => answer.map(drop),
+            },
+        };
+        match answer {
+            Err(refusal) if refusal.is(ErrorKind::NotFound) => Err(refusal.of_listing()),
+            Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
+            _ => Ok(()),
         }
     }
 
@@ -277,7 +310,11 @@ async fn entry(bucket: &Bucket, directory: &str, found: PageEntry) -> Result<Opt
         return Ok(implied(name));
     }
     match bucket.client.head(&key).await {
-        Ok(object) => Ok(object.map(|object| DirEntry::new(name, object.stat(false, &bucket.defaults)))),
+        Ok(Some(object)) => Ok(Some(DirEntry::new(name, object.stat(false, &bucket.defaults)))),
+        Ok(None) => match &bucket.web {
+            Some(web) => web.expect_root(&bucket.client).await.map(|()| None),
+            None => Ok(None),
+        },
         Err(refusal) if refusal.is_redirection() => Ok(implied(name)),
         Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
         Err(refusal) => hidden(&refusal.message),

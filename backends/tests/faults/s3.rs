@@ -247,3 +247,41 @@ async fn a_server_that_stays_busy_is_told_of_within_the_retries() {
     assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Later), "{error}");
     assert!(error.to_string().contains("SlowDown"), "{error}");
 }
+
+/// The server fails after it has taken the note of the rename. The directory may then be here, there, or in both places.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_whose_rename_stops_half_way_is_in_doubt_until_it_is_finished() {
+    let (server, way, pool) = troubled().await;
+    let way = Arc::new(way);
+    pool.mkdir(&path("a"), &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
+    for name in ["a/one", "a/two", "a/three"] {
+        let content = pieces(&[(0, "content")]);
+        pool.put(&path(name), 7, content, &attrs(), &Expected::Absent).await.unwrap();
+    }
+    // The target is an empty directory: also a rename that has copied nothing finds one there.
+    pool.mkdir(&path("b"), &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
+    let later = Arc::clone(&way);
+    way.next_while("PUT", Wrong::Late, move || later.next("PUT", Wrong::SlowDown, u32::MAX));
+    let error = pool.rename(&path("a"), &path("b"), RenameMode::Replace).await.unwrap_err();
+    assert!(error.is(ErrorKind::Unavailable), "{error}");
+    let error = pool.stat(&path("b")).await.unwrap_err();
+    assert_eq!((error.kind(), error.retry()), (ErrorKind::Busy, Retry::Later), "{error}");
+    assert!(error.to_string().contains("SlowDown"), "{error}");
+    for (from, to) in [("a", "b"), ("b", "c"), ("a", "c")] {
+        let error = pool.rename(&path(from), &path(to), RenameMode::Replace).await.unwrap_err();
+        assert!(error.is(ErrorKind::Busy), "{error}");
+    }
+    // The server has recovered.
+    way.next("PUT", Wrong::Late, 1);
+    let since = std::time::Instant::now();
+    while let Err(error) = pool.stat(&path("b")).await {
+        assert!(error.is(ErrorKind::Busy) && since.elapsed() < std::time::Duration::from_secs(120), "{error}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(pool.stat(&path("a")).await.unwrap_err().is(ErrorKind::NotFound));
+    let pages: Vec<_> = pool.list(&path("b")).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(pages.concat().len(), 3);
+    let left = pool.list(&path("")).await.unwrap().try_collect::<Vec<_>>().await.unwrap().concat();
+    assert_eq!(left.into_iter().map(|entry| entry.name).collect::<Vec<_>>(), [b"b"]);
+    assert!(!curl_at(server.port(), &[], "?list-type=2").contains("rename-"), "the note is still there");
+}

@@ -325,7 +325,8 @@ impl Inner {
                 Ok(false) => {}
                 // It may have another place in the pool, and its content may be another client's.
                 Ok(true) => return Ok(false),
-                Err(e) if e.is_unreachable() => return Ok(true),
+                // An unfinished rename is no news either: the pool goes on with it.
+                Err(e) if e.is_unreachable() || e.is(ErrorKind::Busy) => return Ok(true),
                 Err(e) => return Err(e),
             }
         }

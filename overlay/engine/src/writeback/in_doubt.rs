@@ -218,6 +218,12 @@ impl Inner {
                 let granularity = self.pool.capabilities().time_granularity_ns;
                 stat.kind == FileKind::File && stat.size == *size && same_tick(stat.mtime, *mtime, granularity)
             }
+            // In a pool that renames by copies, any directory may look like ours, and part of it be still at the source.
+            PendingChange::Moved { from }
+                if stat.kind == FileKind::Directory && self.pool.capabilities().renames.copy() =>
+            {
+                record.is_object(stat) && self.is_gone(from).await?
+            }
             PendingChange::Moved { .. } | PendingChange::Linked => record.is_object(stat),
             PendingChange::Made { .. } if is_before || record.kind != stat.kind => false,
             // Seen by what is no longer there.
@@ -227,6 +233,16 @@ impl Inner {
                 self.is_as_made(&InodeRecord { mode, uid, gid, ..record }, stat, path).await?
             }
         })
+    }
+
+    /// Whether the pool has nothing under a name.
+    async fn is_gone(&self, at: &Link) -> Result<bool> {
+        let Ok(path) = self.pool_path_of(at.0, &at.1) else { return Ok(true) };
+        match self.ask(self.pool.stat(&path)).await {
+            Ok(_) => Ok(false),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => Ok(true),
+            Err(e) => Err(e.context(&path)),
+        }
     }
 
     /// Whether the removal of a name was sent, and the pool no longer has the object there.
