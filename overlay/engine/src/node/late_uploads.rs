@@ -29,7 +29,7 @@ impl LateUploads {
     /// overwritten. An upload sets the time of modification to the nanosecond, so by accident no other file has it. A
     /// rounded time tells nothing: programs set equal ones on different files.
     pub fn is_one(&self, stat: &Stat) -> bool {
-        let is_exact = stat.mtime.nanos % ROUNDED_NS != 0;
+        let is_exact = !stat.mtime.nanos.is_multiple_of(ROUNDED_NS);
         stat.kind == FileKind::File && is_exact && self.0.contains(&(stat.size, stat.mtime))
     }
 }
