@@ -30,7 +30,9 @@ const SINGLE_LOOKUPS: u32 = 4;
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// The pause before the pool is asked again because of an own change.
-const PAUSE: Duration = Duration::from_millis(2);
+pub(crate) const PAUSE: Duration = Duration::from_millis(2);
+/// The longest such pause before a name is looked up again: a move of its directory in an object store may take minutes.
+const LOOKUP_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Returns whether a name that the pool listed or found may enter the catalog. Only this function decides it: pools
 /// pass on whatever their servers send.
@@ -155,7 +157,8 @@ impl Inner {
 
     /// Looks up in the pool a name that the catalog does not have.
     async fn find_in_pool(&self, dir: &Node, name: &[u8]) -> Result<Option<Ino>> {
-        if !dir.state.lock().record.in_pool() && dir.ino != Ino::ROOT {
+        let in_pool = || dir.ino == Ino::ROOT || dir.state.lock().record.in_pool();
+        if !in_pool() {
             return Ok(None);
         }
         // The caller did not find the name, but another request may have listed the directory since. So the catalog is
@@ -201,7 +204,8 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-        loop {
+        let mut pause = PAUSE;
+        while in_pool() {
             let watched = self.watch(dir.ino);
             // Our own flush may be moving the directory.
             let path = self.pool_path_of(dir.ino, name)?;
@@ -234,8 +238,10 @@ impl Inner {
                 }
                 Err(e) => return Err(e.context(&path)),
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOKUP_PAUSE_MAX);
         }
+        here()
     }
 
     /// Records the pool's answer that a name is absent. Returns whether the answer counts.

@@ -439,9 +439,10 @@ impl Inner {
             }
             let asked = self.asked(&node.state.lock());
             // An own call is changing it, or has changed it since the pool was asked: the answer to that call is newer.
-            if watched.has_changed(ino) || !watched.holds(&link.1) || !asked.is_quiet() {
+            if watched.has_changed(ino) || !watched.holds(&link.1) || asked.is_object_changing() {
                 continue;
             }
+            // While directories are moved, it is not believed, and so the listing does not confirm it.
             match self.take_change(&node, Some(&link), &stat, asked).await {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 Ok(false) => believed = false,

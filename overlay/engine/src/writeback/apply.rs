@@ -80,7 +80,9 @@ impl Inner {
         {
             return Ok(());
         }
-        let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
+        // A directory that is replaced has a path that leads to the moved one.
+        let moved: Vec<Ino> = if moves_dir { [subject].into_iter().chain(other).collect() } else { Vec::new() };
+        let _change = PoolChange::begin_any(self, &touched, &moved)?;
         let path = self.pool_path_of(parent, name)?;
         let from_path = match &step {
             ReconcileStep::Rename { from, .. } => self.pool_path_of(from.0, &from.1).ok(),
@@ -368,7 +370,8 @@ impl Inner {
             return Ok(());
         }
         let moves_dir = node.state.lock().record.kind == FileKind::Directory;
-        let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
+        let moved: &[Ino] = if moves_dir { &[occupant] } else { &[] };
+        let _change = PoolChange::begin_any(self, &[parent, occupant], moved)?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&aside));
         let there = match self.ask(self.pool.stat(&from)).await {
