@@ -5,6 +5,7 @@
 //! If a fetch fails because of such a call, it waits for the end of the call and asks again.
 
 mod ask_again;
+mod forget;
 mod grown;
 mod import;
 mod listing;
@@ -450,5 +451,11 @@ impl Txn<'_> {
     pub(super) fn believes(&mut self, ino: Ino, asked: QueryStamp) -> Result<bool> {
         let inner = self.inner();
         Ok(inner.still_holds(asked, self.state(ino)?))
+    }
+
+    /// Returns whether the pool has a directory, as far as is known. Names that it had there must not enter the catalog
+    /// if the directory is gone by now.
+    fn is_dir_in_pool(&mut self, dir: Ino) -> Result<bool> {
+        Ok(dir == Ino::ROOT || self.record(dir)?.in_pool())
     }
 }

@@ -298,11 +298,16 @@ impl Inner {
 
     /// The object that was to be moved is no longer in the pool: what the fast pool has of it is created anew.
     pub(crate) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
+        let is_there = |txn: &mut Txn<'_>| Ok(txn.name(from.0, &from.1)?.pool == Some(ino));
         let mut txn = Txn::begin(self);
-        if txn.name(from.0, &from.1)?.pool == Some(ino) {
-            if txn.record(ino)?.kind == FileKind::Directory {
-                self.forget_below(&mut txn, ino)?;
-            }
+        if is_there(&mut txn)? && txn.record(ino)?.kind == FileKind::Directory {
+            txn = match self.forget_below(txn, ino, &is_there)? {
+                Some(rest) => rest,
+                // Another request found out, too.
+                None => Txn::begin(self),
+            };
+        }
+        if is_there(&mut txn)? {
             txn.pool_lacks(from.0, &from.1, ino)?;
             // An object of another client may be there instead.
             look_again(&mut txn, from.0)?;
