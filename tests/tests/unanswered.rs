@@ -1,4 +1,4 @@
-//! Calls of the flush that were not answered, or were answered after another client changed the same object.
+//! Calls that were not answered, or were answered after another client changed the same object.
 
 use bytes::Bytes;
 use forebay_api::operator::FlushRequest;
@@ -6,6 +6,7 @@ use forebay_backends::decorators::{CallKind, Odds};
 use forebay_backends::{Expected, Pool, RenameMode, SetAttrs, Time};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
+use forebay_tests::held::{HeldCall, open_held};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn our_directory_is_no_conflict_though_its_mode_changed_after_the_answer_was_lost() {
@@ -174,4 +175,47 @@ async fn what_is_written_under_one_name_ends_no_doubt_about_a_removed_one() {
         overlay
     })
     .await;
+}
+
+/// An answer that is older than the record must not be kept: what another client revoked would stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn extended_attributes_that_changed_while_the_pool_answered_are_not_kept() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"x").await;
+    let path = pool_path("f");
+    fixture.memory.set_xattr(&path, b"user.k", b"old").await.unwrap();
+    let held = HeldCall::answer(CallKind::Xattrs);
+    let overlay = open_held(&fixture, &held).await;
+    let ino = find(&overlay, "f").await;
+    held.hold_next();
+    let changing = async {
+        held.is_held().await;
+        fixture.memory.set_xattr(&path, b"user.k", b"new").await.unwrap();
+        assert_eq!(find(&overlay, "f").await, ino);
+        held.let_go();
+    };
+    let (shown, ()) = tokio::join!(overlay.get_xattr(ino, b"user.k"), changing);
+    assert_eq!(shown.unwrap(), b"new");
+    assert_eq!(overlay.get_xattr(ino, b"user.k").await.unwrap(), b"new");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_changed_while_the_pool_answered_is_not_kept() {
+    let fixture = Fixture::new();
+    let (path, new) = (pool_path("link"), pool_path("new"));
+    fixture.memory.symlink(&path, b"old", &attrs(0o777)).await.unwrap();
+    let held = HeldCall::answer(CallKind::Readlink);
+    let overlay = open_held(&fixture, &held).await;
+    let ino = find(&overlay, "link").await;
+    held.hold_next();
+    let changing = async {
+        held.is_held().await;
+        // Like `ln -sfn`.
+        fixture.memory.symlink(&new, b"new", &attrs(0o777)).await.unwrap();
+        fixture.memory.rename(&new, &path, RenameMode::Replace).await.unwrap();
+        find(&overlay, "link").await;
+        held.let_go();
+    };
+    _ = tokio::join!(overlay.readlink(ino), changing);
+    assert_eq!(overlay.readlink(find(&overlay, "link").await).await.unwrap(), b"new");
 }
