@@ -24,6 +24,7 @@ use crate::node::{Node, NodeState};
 use crate::pool_calls::{CONFIRM_WITHIN, NameQuery, QueryStamp};
 pub(crate) use grown::Growth;
 pub(crate) use listing::{CONTENTS_BYTES, ListedContents};
+pub(crate) use xattrs::chmod_acl;
 
 /// Single names that are looked up before the whole directory is listed.
 const SINGLE_LOOKUPS: u32 = 4;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, Version, XATTRS_MAX_BYTES};
-use forebay_catalog::Xattrs;
+use forebay_catalog::{InodeRecord, Xattrs};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::PAUSE;
+use crate::acl::{self, Acl};
 use crate::pool_calls::{OWN_CHANGES, QueryStamp};
 use crate::{Inner, Ino, Txn};
 
@@ -123,12 +124,28 @@ impl Txn<'_> {
         Ok(holds && self.record(ino)?.version == *version)
     }
 
-    /// Records the extended attributes that the pool has. Returns those of the inode, with its unflushed changes.
+    /// Records the extended attributes that the pool has. Returns those of the inode, with its unflushed changes: a mode
+    /// that was set in the mount is in the ACL, too.
     fn learn_xattrs(&mut self, ino: Ino, pooled: Xattrs) -> Result<Xattrs> {
         let record = self.record(ino)?;
         Ok(match &record.xattrs {
             Some(known) => known.clone(),
-            None => record.learn_xattrs(pooled).clone(),
+            None => {
+                record.learn_xattrs(pooled);
+                if record.dirty.mode {
+                    chmod_acl(record)?;
+                }
+                record.xattrs.clone().unwrap_or_default()
+            }
         })
     }
+}
+
+/// Shows the mode of an inode in its access ACL, as `chmod` does. If the ACL was set in the mount, the flush sends it. An ACL
+/// of the pool is not sent: another client may have changed it, and the mode that is sent changes it there.
+pub(crate) fn chmod_acl(record: &mut InodeRecord) -> Result<()> {
+    let mut access = record.xattrs.iter().flatten().filter(|(name, _)| **name == *acl::ACCESS);
+    let Some(acl) = access.next().map(|(_, value)| Acl::parse(value)).transpose()?.flatten() else { return Ok(()) };
+    record.change_xattr(acl::ACCESS, &acl.chmod(record.mode).encode());
+    Ok(())
 }
