@@ -219,3 +219,27 @@ async fn a_target_that_changed_while_the_pool_answered_is_not_kept() {
     _ = tokio::join!(overlay.readlink(ino), changing);
     assert_eq!(overlay.readlink(find(&overlay, "link").await).await.unwrap(), b"new");
 }
+
+/// SEMANTICS 12: "While the pool does not answer, programs can read resident files and write new files"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_made_in_a_directory_that_changed_before_the_pool_stopped_answering() {
+    // Owner, owning group, other: rwx------.
+    let entry = |tag: u8, perm: u8| [tag, 0, perm, 0, 0xff, 0xff, 0xff, 0xff];
+    let acl = [&[2, 0, 0, 0][..], &entry(1, 7), &entry(4, 0), &entry(0x20, 0)].concat();
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.memory.set_xattr(&pool_path("d"), b"system.posix_acl_default", &acl).await.unwrap();
+    let overlay = fixture.open().await;
+    let dir = find(&overlay, "d").await;
+    overlay.read_dir(dir).await.unwrap();
+    fixture.put("d/theirs", b"x").await;
+    assert_eq!(find(&overlay, "d").await, dir);
+    fixture.fault.set_down(true);
+    let (made, _) = overlay.create(dir, b"ours", 0o644, 0, RDWR, CALLER).await.unwrap();
+    assert_eq!(made.attr.mode & 0o777, 0o600, "it inherits the ACL of the directory");
+    overlay.write(made.attr.ino, 0, Bytes::from_static(b"y")).await.unwrap();
+    close(&overlay, made.attr.ino).await;
+    fixture.fault.set_down(false);
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "d/ours").unwrap(), b"y");
+}

@@ -208,7 +208,14 @@ impl Inner {
         if !self.pool.capabilities().objects.xattrs {
             return Ok(None);
         }
-        let xattrs = self.known_xattrs(parent).await?;
+        let xattrs = match self.known_xattrs(parent).await {
+            // Another client changed the directory, and the pool stopped answering before its ACL was read again.
+            Err(e) if e.is_unreachable() => {
+                let before = self.node(parent)?.state.lock().rights.default_acl_before.clone();
+                return before.ok_or(e);
+            }
+            known => known?,
+        };
         Ok(xattrs.into_iter().find(|(name, _)| **name == *acl::DEFAULT).map(|(_, value)| value))
     }
 
