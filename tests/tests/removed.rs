@@ -156,3 +156,30 @@ async fn a_lookup_adds_nothing_to_a_directory_that_vanished_meanwhile() {
     let (looked_up, ()) = tokio::join!(overlay.lookup(dir, b"f"), moving);
     assert!(matches!(looked_up.unwrap(), Lookup::Negative { .. }));
 }
+
+/// SEMANTICS 6: "never zeros in place of bytes that are not resident"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_without_names_is_linked_only_if_its_content_is_here() {
+    let fixture = Fixture::new();
+    fixture.put("theirs", b"content").await;
+    fixture.put("ours", b"content").await;
+    let policy = "[default]\nflush = \"manual\"\nwhole-file = \"0\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+    let policy = Policy::parse(policy).unwrap();
+    let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
+    let (theirs, ours) = (find(&overlay, "theirs").await, find(&overlay, "ours").await);
+    for ino in [theirs, ours] {
+        overlay.open_file(ino, RDONLY).await.unwrap();
+    }
+    fixture.memory.remove(&pool_path("theirs"), &Expected::Anything).await.unwrap();
+    assert!(is_absent(&overlay, Ino::ROOT, b"theirs").await);
+    assert!(refused(overlay.link(theirs, Ino::ROOT, b"again").await).is(ErrorKind::Stale));
+    overlay.unlink(Ino::ROOT, b"ours").await.unwrap();
+    flushed(&overlay).await;
+    overlay.link(ours, Ino::ROOT, b"again").await.unwrap();
+    for ino in [theirs, ours] {
+        overlay.release(ino, RDONLY);
+    }
+    evict(&overlay, true).await;
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/again", "content")]));
+}

@@ -131,15 +131,22 @@ impl Overlay {
         if txn.name(parent, name)?.here.is_some() {
             return Err(exists(name));
         }
-        let temporary = txn.state(ino)?.opens.any();
+        let state = txn.state(ino)?;
+        let outlives_names = state.opens.any() && !state.is_superseded();
         let record = txn.record(ino)?;
         if record.kind == FileKind::Directory {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
         }
-        if record.links.is_empty() && !(temporary && record.pool_links.is_empty()) {
-            // The kernel looks the name up again.
-            return Err(Error::new(ErrorKind::Stale, Side::Application, "the file was removed"));
+        if record.links.is_empty() {
+            let is_here = record.file.is_whole() || record.file.is_dirty();
+            if !outlives_names || !record.pool_links.is_empty() || !is_here {
+                // The kernel looks the name up again.
+                return Err(Error::new(ErrorKind::Stale, Side::Application, "the file was removed"));
+            }
+            // Nothing else has its content.
+            txn.modify(ino)?;
         }
+        let record = txn.record(ino)?;
         record.links.push((parent, name.into()));
         record.ctime = stamp_now();
         let kind = record.kind;
