@@ -183,3 +183,18 @@ async fn a_file_without_names_is_linked_only_if_its_content_is_here() {
     flushed(&overlay).await;
     assert_eq!(fixture.pooled(), pairs(&[("/again", "content")]));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_a_removed_directory_leaves_nothing_in_the_catalog() {
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    let dir = overlay.mkdir(Ino::ROOT, b"d", 0o755, 0, CALLER).await.unwrap().attr.ino;
+    overlay.rmdir(Ino::ROOT, b"d").await.unwrap();
+    // By a handle that a program has of it.
+    let change = Change { mode: Some(0o700), ..Change::default() };
+    assert_eq!(overlay.setattr(dir, &change, CALLER).await.unwrap().0.mode & 0o777, 0o700);
+    overlay.set_xattr(dir, b"user.k", b"v", 0, CALLER).await.unwrap();
+    assert_eq!(overlay.dirty().await.unwrap().len(), 0);
+    overlay.forget(dir, 1);
+    assert!(refused(overlay.getattr(dir).await).is(ErrorKind::Stale), "its record came back");
+}

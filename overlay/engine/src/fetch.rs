@@ -305,7 +305,7 @@ impl Inner {
         // Read under the lock: of two chunks that land together, the one that is counted last includes the other.
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
-        let is_used = self.store.is_used(id);
+        let is_used = self.store.is_used(id) && !state.is_deleted();
         if !of_version || !is_used || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
             return Err(changed(path));
         }
@@ -334,7 +334,7 @@ impl Inner {
         let Some(version) = version else { return Ok(()) };
         let Some((content, _)) = self.content_for_fetch(node, &version)? else { return Ok(()) };
         let mut state = node.state.lock();
-        if state.record.file.is_partial() && state.record.size == 0 {
+        if state.record.file.is_partial() && state.record.size == 0 && !state.is_deleted() {
             crate::contents::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
             let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
             change.complete()?;
