@@ -1,25 +1,41 @@
-//! A pool of which a test holds calls, so that others overtake them.
+//! A pool of which a test holds calls, or the answers to them, so that others overtake them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use forebay_backends::Result;
 use forebay_backends::decorators::{Around, Decorated, PoolAnswer, PoolCall};
+use forebay_engine::{Options, Overlay};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::watch;
+
+use crate::engine::Fixture;
 
 pub type HeldPool = Decorated<HeldCalls>;
 
 type Chosen = Box<dyn Fn(&PoolCall<'_>) -> bool + Send + Sync>;
 
-/// Holds calls before the pool sees them. Clones hold the same calls.
+/// Holds calls before the pool sees them, or the pool's answers to them. Clones hold the same calls.
 #[derive(Clone)]
 pub struct HeldCalls(Arc<Gate>);
 
+/// What is held.
+struct Choice {
+    accepts: Chosen,
+    /// How many more of these calls.
+    left: usize,
+    at: HeldAt,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HeldAt {
+    Call,
+    Answer,
+}
+
 struct Gate {
-    /// The calls to hold, and how many more of them.
-    chosen: Mutex<Option<(Chosen, usize)>>,
+    chosen: Mutex<Option<Choice>>,
     /// How many calls wait.
     waiting: watch::Sender<usize>,
     /// Counts the releases.
@@ -42,7 +58,16 @@ impl Default for HeldCalls {
 impl HeldCalls {
     /// Holds the next `calls` calls that `chosen` accepts.
     pub fn hold(&self, calls: usize, chosen: impl Fn(&PoolCall<'_>) -> bool + Send + Sync + 'static) {
-        *self.0.chosen.lock().unwrap() = Some((Box::new(chosen), calls));
+        self.choose(calls, HeldAt::Call, Box::new(chosen));
+    }
+
+    /// Holds the answers to the next `calls` calls that `chosen` accepts.
+    pub fn hold_answers(&self, calls: usize, chosen: impl Fn(&PoolCall<'_>) -> bool + Send + Sync + 'static) {
+        self.choose(calls, HeldAt::Answer, Box::new(chosen));
+    }
+
+    fn choose(&self, left: usize, at: HeldAt, accepts: Chosen) {
+        *self.0.chosen.lock().unwrap() = Some(Choice { accepts, left, at });
     }
 
     /// Returns how many calls wait.
@@ -61,16 +86,26 @@ impl HeldCalls {
         self.0.released.send_modify(|times| *times += 1);
     }
 
-    fn takes(&self, call: &PoolCall<'_>) -> bool {
+    fn takes(&self, call: &PoolCall<'_>) -> Option<HeldAt> {
         let mut chosen = self.0.chosen.lock().unwrap();
-        match &mut *chosen {
-            Some((accepts, left)) if *left > 0 && accepts(call) => {
-                *left -= 1;
-                true
-            }
-            _ => false,
-        }
+        let choice = chosen.as_mut().filter(|choice| choice.left > 0 && (choice.accepts)(call))?;
+        choice.left -= 1;
+        Some(choice.at)
     }
+
+    async fn wait(&self) {
+        let mut released = self.0.released.subscribe();
+        self.0.waiting.send_modify(|waiting| *waiting += 1);
+        released.changed().await.unwrap();
+        self.0.waiting.send_modify(|waiting| *waiting -= 1);
+    }
+}
+
+/// Opens an overlay on the fixture's pool, of which calls can be held.
+pub async fn open_held(fixture: &Fixture) -> (Overlay, HeldCalls) {
+    let held = HeldCalls::default();
+    let pool = Arc::new(HeldPool::with(fixture.metrics.clone(), held.clone()));
+    (Overlay::open(Options { pool, ..fixture.options() }).await.unwrap(), held)
 }
 
 impl Around for HeldCalls {
@@ -80,13 +115,15 @@ impl Around for HeldCalls {
         inner: BoxFuture<'a, Result<T>>,
     ) -> BoxFuture<'a, Result<T>> {
         async move {
-            let mut released = self.0.released.subscribe();
-            if self.takes(&call) {
-                self.0.waiting.send_modify(|waiting| *waiting += 1);
-                released.changed().await.unwrap();
-                self.0.waiting.send_modify(|waiting| *waiting -= 1);
+            let at = self.takes(&call);
+            if at == Some(HeldAt::Call) {
+                self.wait().await;
             }
-            inner.await
+            let answer = inner.await;
+            if at == Some(HeldAt::Answer) {
+                self.wait().await;
+            }
+            answer
         }
         .boxed()
     }

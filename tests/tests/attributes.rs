@@ -119,6 +119,28 @@ fn attributes_reach_the_pool() {
     );
 }
 
+/// The flush of a mode sends no ACL: the one that the daemon knows may be older than another client's.
+#[test]
+fn a_flush_of_a_mode_does_not_bring_back_what_another_client_revoked() {
+    let mount = Mount::manual();
+    for kind in ["file", "dir"] {
+        let make = if kind == "file" { "touch file" } else { "mkdir dir" };
+        sh(&mount.place.pool(), &format!("{make}; setfacl -m u:daemon:rwx,u:bin:rwx {kind}"), SHELL).ok();
+        let change = format!("getfacl {kind}; chmod 750 {kind}");
+        assert!(sh(&mount.place.mnt(), &change, SHELL).ok().out.contains("user:daemon:rwx"));
+        let show = format!("getfacl -n {kind}");
+        let here = sh(&mount.place.mnt(), &show, SHELL).ok().out;
+        assert!(here.contains("mask::r-x"), "{here}");
+        sh(&mount.place.pool(), &format!("setfacl -x u:daemon {kind}"), SHELL).ok();
+        mount.flush();
+        let there = sh(&mount.place.pool(), &format!("getfacl {kind}"), SHELL).ok().out;
+        assert!(!there.contains("user:daemon") && there.contains("user:bin:rwx"), "{there}");
+        assert!(there.contains("mask::r-x") && there.contains("other::---"), "{there}");
+        let there = sh(&mount.place.pool(), &show, SHELL).ok().out;
+        wait_until("the mount shows the ACL of the pool", || sh(&mount.place.mnt(), &show, SHELL).ok().out == there);
+    }
+}
+
 /// `chmod` arrives before the daemon has seen the close of the writer, as when a program is copied.
 #[test]
 fn set_id_bits_stay_though_a_writer_was_open_when_they_were_given() {

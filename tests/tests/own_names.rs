@@ -5,14 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_api::operator::FlushRequest;
-use forebay_backends::decorators::{Around, CallKind, Decorated, Metrics, PoolAnswer, PoolCall, Throttle};
+use forebay_backends::decorators::{CallKind, Metrics, Throttle};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{ListingSupport, Pool, Result, Time};
+use forebay_backends::{ListingSupport, Pool, Time};
 use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use tokio::sync::Notify;
+use forebay_tests::held::open_held;
 
 fn policy(ttl: &str) -> Policy {
     let text = format!("[default]\nflush = \"manual\"\nmetadata-ttl = \"{ttl}\"\n[pool]\nretry = \"0s\"\n");
@@ -209,46 +207,16 @@ async fn a_flush_of_attributes_that_meets_another_writer_sends_the_others() {
     assert_eq!(read(&overlay, "f").await.unwrap(), "their content");
 }
 
-/// A pool that holds back one question about a name.
-#[derive(Default)]
-struct HeldQuestion {
-    is_next: AtomicBool,
-    is_held: Notify,
-    goes_on: Notify,
-}
-
-/// What the pool is wrapped in: the test keeps the question.
-struct Holding(Arc<HeldQuestion>);
-
-impl Around for Holding {
-    fn around<'a, T: PoolAnswer>(
-        &'a self,
-        call: PoolCall<'a>,
-        inner: BoxFuture<'a, Result<T>>,
-    ) -> BoxFuture<'a, Result<T>> {
-        async move {
-            if call.kind == CallKind::Stat && self.0.is_next.swap(false, Ordering::Relaxed) {
-                self.0.is_held.notify_one();
-                self.0.goes_on.notified().await;
-            }
-            inner.await
-        }
-        .boxed()
-    }
-}
-
 /// SEMANTICS 8: "Under `close-to-open`, the default, an open sees what any client flushed before it."
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_sees_new_content_though_the_file_is_renamed_in_the_pool_meanwhile() {
     let fixture = Fixture::new();
     fixture.put("f", b"first content").await;
-    let held = Arc::new(HeldQuestion::default());
-    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), Holding(held.clone())));
-    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    let (overlay, held) = open_held(&fixture).await;
     assert_eq!(read(&overlay, "f").await.unwrap(), "first content");
     let ino = find(&overlay, "f").await;
     rename(&overlay, "f", "g").await.unwrap();
-    held.is_next.store(true, Ordering::Relaxed);
+    held.hold(1, |call| call.kind == CallKind::Stat);
     let opening = async {
         overlay.open_file(ino, RDONLY).await.unwrap();
         let seen = overlay.read(ino, 0, 100).await.unwrap();
@@ -256,11 +224,39 @@ async fn an_open_sees_new_content_though_the_file_is_renamed_in_the_pool_meanwhi
         seen
     };
     let flushing = async {
-        held.is_held.notified().await;
+        held.until_waiting(1).await;
         flushed(&overlay).await;
         fixture.memory.write_at(&pool_path("g"), 0, "other content".into()).await.unwrap();
-        held.goes_on.notify_one();
+        held.release();
     };
     let (seen, ()) = tokio::join!(opening, flushing);
     assert_eq!(seen, "other content");
+}
+
+/// A rename of a directory in an object store takes long. The other directories can be listed meanwhile, and lookups in
+/// them end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_is_listed_and_looked_up_while_another_one_is_renamed_in_the_pool() {
+    let fixture = Fixture::new();
+    for dir in ["a", "other", "third"] {
+        fixture.mkdir(dir).await;
+        fixture.put(&format!("{dir}/f"), b"x").await;
+    }
+    let (overlay, held) = open_held(&fixture).await;
+    let (other, third) = (find(&overlay, "other").await, find(&overlay, "third").await);
+    rename(&overlay, "a", "b").await.unwrap();
+    held.hold(1, |call| call.kind == CallKind::Rename);
+    let using = async {
+        held.until_waiting(1).await;
+        let listed = overlay.read_dir(other).await.unwrap();
+        assert_eq!(listed.entries.len(), 1);
+        let stats = || fixture.metrics.snapshot().of(CallKind::Stat).count;
+        let before = stats();
+        assert!(matches!(overlay.lookup(third, b"absent").await.unwrap(), Lookup::Negative { .. }));
+        assert!(matches!(overlay.lookup(third, b"f").await.unwrap(), Lookup::Found(_)));
+        assert!(stats() - before < 10, "{} questions for two names", stats() - before);
+        held.release();
+    };
+    tokio::join!(flushed(&overlay), using);
+    assert!(matches!(overlay.lookup(find(&overlay, "b").await, b"f").await.unwrap(), Lookup::Found(_)));
 }

@@ -1,4 +1,4 @@
-//! Calls of the flush that were not answered, or were answered after another client changed the same object.
+//! Calls that were not answered, or were answered after another client changed the same object.
 
 use bytes::Bytes;
 use forebay_api::operator::FlushRequest;
@@ -6,6 +6,7 @@ use forebay_backends::decorators::{CallKind, Odds};
 use forebay_backends::{Expected, Pool, RenameMode, SetAttrs, Time};
 use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime, summary};
 use forebay_tests::engine::*;
+use forebay_tests::held::open_held;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn our_directory_is_no_conflict_though_its_mode_changed_after_the_answer_was_lost() {
@@ -174,4 +175,69 @@ async fn what_is_written_under_one_name_ends_no_doubt_about_a_removed_one() {
         overlay
     })
     .await;
+}
+
+/// An answer that is older than the record must not be kept: what another client revoked would stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn extended_attributes_that_changed_while_the_pool_answered_are_not_kept() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"x").await;
+    let path = pool_path("f");
+    fixture.memory.set_xattr(&path, b"user.k", b"old").await.unwrap();
+    let (overlay, held) = open_held(&fixture).await;
+    let ino = find(&overlay, "f").await;
+    held.hold_answers(1, |call| call.kind == CallKind::Xattrs);
+    let changing = async {
+        held.until_waiting(1).await;
+        fixture.memory.set_xattr(&path, b"user.k", b"new").await.unwrap();
+        assert_eq!(find(&overlay, "f").await, ino);
+        held.release();
+    };
+    let (shown, ()) = tokio::join!(overlay.get_xattr(ino, b"user.k"), changing);
+    assert_eq!(shown.unwrap(), b"new");
+    assert_eq!(overlay.get_xattr(ino, b"user.k").await.unwrap(), b"new");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_changed_while_the_pool_answered_is_not_kept() {
+    let fixture = Fixture::new();
+    let (path, new) = (pool_path("link"), pool_path("new"));
+    fixture.memory.symlink(&path, b"old", &attrs(0o777)).await.unwrap();
+    let (overlay, held) = open_held(&fixture).await;
+    let ino = find(&overlay, "link").await;
+    held.hold_answers(1, |call| call.kind == CallKind::Readlink);
+    let changing = async {
+        held.until_waiting(1).await;
+        // Like `ln -sfn`.
+        fixture.memory.symlink(&new, b"new", &attrs(0o777)).await.unwrap();
+        fixture.memory.rename(&new, &path, RenameMode::Replace).await.unwrap();
+        find(&overlay, "link").await;
+        held.release();
+    };
+    _ = tokio::join!(overlay.readlink(ino), changing);
+    assert_eq!(overlay.readlink(find(&overlay, "link").await).await.unwrap(), b"new");
+}
+
+/// SEMANTICS 12: "While the pool does not answer, programs can read resident files and write new files"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_made_in_a_directory_that_changed_before_the_pool_stopped_answering() {
+    // Owner, owning group, other: rwx------.
+    let entry = |tag: u8, perm: u8| [tag, 0, perm, 0, 0xff, 0xff, 0xff, 0xff];
+    let acl = [&[2, 0, 0, 0][..], &entry(1, 7), &entry(4, 0), &entry(0x20, 0)].concat();
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.memory.set_xattr(&pool_path("d"), b"system.posix_acl_default", &acl).await.unwrap();
+    let overlay = fixture.open().await;
+    let dir = find(&overlay, "d").await;
+    overlay.read_dir(dir).await.unwrap();
+    fixture.put("d/theirs", b"x").await;
+    assert_eq!(find(&overlay, "d").await, dir);
+    fixture.fault.set_down(true);
+    let (made, _) = overlay.create(dir, b"ours", 0o644, 0, RDWR, CALLER).await.unwrap();
+    assert_eq!(made.attr.mode & 0o777, 0o600, "it inherits the ACL of the directory");
+    overlay.write(made.attr.ino, 0, Bytes::from_static(b"y")).await.unwrap();
+    close(&overlay, made.attr.ino).await;
+    fixture.fault.set_down(false);
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "d/ours").unwrap(), b"y");
 }

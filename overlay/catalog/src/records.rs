@@ -269,6 +269,16 @@ impl InodeRecord {
         self.dirty_xattrs.push((name.into(), value.map(Into::into)));
     }
 
+    /// Changes the value of an extended attribute that the flush sends only if it was set in the mount.
+    pub fn change_xattr(&mut self, name: &[u8], value: &[u8]) {
+        if let Some(xattrs) = &mut self.xattrs {
+            change_xattr(xattrs, name, Some(value));
+        }
+        for (_, sent) in self.dirty_xattrs.iter_mut().filter(|(dirty, sent)| **dirty == *name && sent.is_some()) {
+            *sent = Some(value.into());
+        }
+    }
+
     /// Takes over the pool's extended attributes, with the local changes on top. Returns what the mount shows.
     pub fn learn_xattrs(&mut self, pooled: Xattrs) -> &Xattrs {
         let mut xattrs = pooled;

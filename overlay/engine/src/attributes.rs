@@ -12,10 +12,9 @@ use forebay_cache::Stamp;
 use forebay_policy::QuotaSubject;
 use forebay_system::clock::stamp_now;
 
-use super::coherence::Age;
+use super::coherence::{Age, chmod_acl};
 use super::set_id::{content_now, is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
-use crate::acl::{self, Acl};
 use crate::node::Node;
 use crate::quotas::QuotaPromise;
 use crate::set_id::drop_set_id;
@@ -83,11 +82,8 @@ impl Overlay {
             inner.file_node(ino)?;
             inner.truncate(&node, size).await?;
         }
-        let caps = inner.pool.capabilities();
-        let with_acl = change.mode.is_some() && caps.objects.xattrs;
-        let access = if with_acl { inner.xattr(ino, acl::ACCESS).await? } else { None };
         let _room = inner.room_for_new_group(&node, change, caller).await?;
-        inner.apply(&node, change, caller, access.as_deref())?;
+        inner.apply(&node, change, caller)?;
         if change.size.is_some() && !node.state.lock().opens.any() {
             inner.flusher.bell.notify_one();
         }
@@ -140,7 +136,7 @@ impl Inner {
         self.quota_room(&[QuotaSubject::Group(gid)], bytes, 1).await.map(Some)
     }
 
-    fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller, access: Option<&[u8]>) -> Result<()> {
+    fn apply(&self, node: &Arc<Node>, change: &Change, caller: Caller) -> Result<()> {
         let now = stamp_now();
         let at = |time: SetTime| match time {
             SetTime::Now => now,
@@ -171,9 +167,7 @@ impl Inner {
         if let Some(mode) = change.mode {
             record.mode = mode & 0o7777;
             record.dirty.mode = true;
-            if let Some(acl) = access.map(Acl::parse).transpose()?.flatten() {
-                record.set_xattr(acl::ACCESS, Some(&acl.chmod(mode).encode()));
-            }
+            chmod_acl(record)?;
         }
         if change.size.is_some() && caller.uid != 0 && record.mode & 0o6000 != 0 && record.mode & 0o111 != 0 {
             drop_set_id(&mut record.mode);

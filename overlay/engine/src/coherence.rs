@@ -5,6 +5,7 @@
 //! If a fetch fails because of such a call, it waits for the end of the call and asks again.
 
 mod ask_again;
+mod forget;
 mod grown;
 mod import;
 mod listing;
@@ -23,6 +24,7 @@ use crate::node::{Node, NodeState};
 use crate::pool_calls::{CONFIRM_WITHIN, NameQuery, QueryStamp};
 pub(crate) use grown::Growth;
 pub(crate) use listing::{CONTENTS_BYTES, ListedContents};
+pub(crate) use xattrs::chmod_acl;
 
 /// Single names that are looked up before the whole directory is listed.
 const SINGLE_LOOKUPS: u32 = 4;
@@ -30,7 +32,9 @@ const SINGLE_LOOKUPS: u32 = 4;
 const SINGLE_LOOKUPS_DEAR: u32 = 32;
 
 /// The pause before the pool is asked again because of an own change.
-const PAUSE: Duration = Duration::from_millis(2);
+pub(crate) const PAUSE: Duration = Duration::from_millis(2);
+/// The longest such pause before a name is looked up again: a move of its directory in an object store may take minutes.
+const LOOKUP_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Returns whether a name that the pool listed or found may enter the catalog. Only this function decides it: pools
 /// pass on whatever their servers send.
@@ -155,7 +159,8 @@ impl Inner {
 
     /// Looks up in the pool a name that the catalog does not have.
     async fn find_in_pool(&self, dir: &Node, name: &[u8]) -> Result<Option<Ino>> {
-        if !dir.state.lock().record.in_pool() && dir.ino != Ino::ROOT {
+        let in_pool = || dir.ino == Ino::ROOT || dir.state.lock().record.in_pool();
+        if !in_pool() {
             return Ok(None);
         }
         // The caller did not find the name, but another request may have listed the directory since. So the catalog is
@@ -201,7 +206,8 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-        loop {
+        let mut pause = PAUSE;
+        while in_pool() {
             let watched = self.watch(dir.ino);
             // Our own flush may be moving the directory.
             let path = self.pool_path_of(dir.ino, name)?;
@@ -234,8 +240,10 @@ impl Inner {
                 }
                 Err(e) => return Err(e.context(&path)),
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOKUP_PAUSE_MAX);
         }
+        here()
     }
 
     /// Records the pool's answer that a name is absent. Returns whether the answer counts.
@@ -445,5 +453,11 @@ impl Txn<'_> {
     pub(super) fn believes(&mut self, ino: Ino, asked: QueryStamp) -> Result<bool> {
         let inner = self.inner();
         Ok(inner.still_holds(asked, self.state(ino)?))
+    }
+
+    /// Returns whether the pool has a directory, as far as is known. Names that it had there must not enter the catalog
+    /// if the directory is gone by now.
+    fn is_dir_in_pool(&mut self, dir: Ino) -> Result<bool> {
+        Ok(dir == Ino::ROOT || self.record(dir)?.in_pool())
     }
 }

@@ -316,7 +316,11 @@ impl Inner {
         let epoch = self.catalog.epoch();
         let occupied = content.file.metadata().map_err(failed)?.blocks() * 512;
         let of_version = state.record.version.as_ref() == Some(version);
-        if !of_version || state.record.file.content() != Some(id) || !state.record.file.is_partial() {
+        if !of_version
+            || state.is_deleted()
+            || state.record.file.content() != Some(id)
+            || !state.record.file.is_partial()
+        {
             return Err(changed(path));
         }
         // What was written meanwhile may not reach the device.
@@ -348,7 +352,7 @@ impl Inner {
         let Some(version) = version else { return Ok(()) };
         let Some((content, _)) = self.content_for_fetch(node, &version)? else { return Ok(()) };
         let mut state = node.state.lock();
-        if state.record.file.is_partial() && state.record.size == 0 {
+        if state.record.file.is_partial() && state.record.size == 0 && !state.is_deleted() {
             crate::contents::set_mtime(&content.file, state.record.atime, state.record.mtime)?;
             let mut change = InodeChange::begin(&self.catalog, node.ino, &mut state);
             change.complete()?;

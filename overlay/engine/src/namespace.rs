@@ -17,6 +17,8 @@ use forebay_catalog::{Catalog, InodeRecord};
 use forebay_system::clock::stamp_now;
 use parking_lot::Mutex;
 
+use super::coherence::PAUSE;
+use super::pool_calls::OWN_CHANGES;
 use super::{Entry, Inner, Ino, Lookup, Overlay, Txn};
 pub use directory::Arrivals;
 pub(crate) use directory::Ask;
@@ -73,20 +75,35 @@ impl Overlay {
     pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
-        {
-            let state = node.state.lock();
-            if state.record.kind != FileKind::Symlink {
-                return Err(Error::new(ErrorKind::InvalidInput, Side::Application, "not a symlink"));
+        let mut left = OWN_CHANGES;
+        loop {
+            let known = inner.known(&node);
+            {
+                let state = node.state.lock();
+                if state.record.kind != FileKind::Symlink {
+                    return Err(Error::new(ErrorKind::InvalidInput, Side::Application, "not a symlink"));
+                }
+                if let Some(target) = &state.record.target {
+                    return Ok(target.to_vec());
+                }
             }
-            if let Some(target) = &state.record.target {
-                return Ok(target.to_vec());
+            let target = inner.ask_of(ino, |path| async move { inner.pool.readlink(&path).await }).await?;
+            {
+                let mut txn = Txn::begin(inner);
+                let (asked, version) = &known;
+                if txn.believes(ino, *asked)? && txn.record(ino)?.version == *version {
+                    txn.record(ino)?.target = Some(target.as_slice().into());
+                    txn.commit()?;
+                    return Ok(target);
+                }
             }
+            left -= 1;
+            if left == 0 || !known.0.is_quiet() {
+                // It may be older than the record, and is not recorded.
+                return Ok(target);
+            }
+            tokio::time::sleep(PAUSE).await;
         }
-        let target = inner.ask_of(ino, |path| async move { inner.pool.readlink(&path).await }).await?;
-        let mut txn = Txn::begin(inner);
-        txn.record(ino)?.target = Some(target.as_slice().into());
-        txn.commit()?;
-        Ok(target)
     }
 
     /// Returns the inode that a path of the mount names. No lookup is counted.

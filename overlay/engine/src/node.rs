@@ -290,7 +290,7 @@ impl NodeState {
             || (self.record.file.is_dirty() && !self.dirty_content.is_durable())
             || self.dirty_content.uploaded_stamp().is_some()
             || self.pool_sync != PoolSync::Synced;
-        !(in_use || asks_pool || only_copy || known_here || self.is_deleted())
+        self.attachment == Attachment::Catalog && !(in_use || asks_pool || only_copy || known_here)
     }
 }
 

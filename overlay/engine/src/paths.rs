@@ -84,7 +84,7 @@ impl Inner {
         self.count_up(ino, |record| record.pool_link().map(|(parent, _)| *parent))
     }
 
-    fn count_up(&self, ino: Ino, parent: impl Fn(&InodeRecord) -> Option<Ino>) -> usize {
+    fn count_up(&self, ino: Ino, mut parent: impl FnMut(&InodeRecord) -> Option<Ino>) -> usize {
         let (mut at, mut depth) = (ino, 0);
         while at != Ino::ROOT && depth <= MAX_DEPTH {
             let Ok(node) = self.node(at) else { break };
@@ -93,6 +93,16 @@ impl Inner {
             depth += 1;
         }
         depth
+    }
+
+    /// Returns an inode and all directories that are above it in the pool.
+    pub(crate) fn pool_ancestors(&self, ino: Ino) -> HashSet<Ino> {
+        let mut path = HashSet::from([ino]);
+        self.count_up(ino, |record| {
+            let (parent, _) = record.pool_link()?;
+            path.insert(*parent).then_some(*parent)
+        });
+        path
     }
 
     /// Returns whether `ino` is `ancestor` or below it in the mount.

@@ -312,7 +312,8 @@ impl<'a> Txn<'a> {
         let inner = self.inner;
         let edit = self.edit(ino)?;
         let flushing = edit.guard.pool_calls.0 != edit.guard.pool_calls.1;
-        if ino == Ino::ROOT || edit.record.has_names() || edit.guard.opens.any() || flushing || edit.gone {
+        let is_gone = edit.gone || edit.guard.is_deleted();
+        if ino == Ino::ROOT || edit.record.has_names() || edit.guard.opens.any() || flushing || is_gone {
             return Ok(());
         }
         if edit.record.kind != FileKind::Directory && inner.mount.kernel().is_some() && inner.table.outlives_names(ino)
@@ -528,7 +529,7 @@ impl<'a> Txn<'a> {
             }
             if edit.gone {
                 self.batch.delete_inode(*ino, edit.guard.indexed_dirty);
-            } else if edit.record != edit.guard.record {
+            } else if !edit.guard.is_deleted() && edit.record != edit.guard.record {
                 self.batch.put_inode(*ino, &edit.record, edit.guard.indexed_dirty);
             }
         }
@@ -545,7 +546,8 @@ impl<'a> Txn<'a> {
             if edit.ends_leases(ino) {
                 edit.guard.leases = Leases::default();
             }
-            edit.guard.indexed_dirty = !edit.gone && edit.record.is_dirty();
+            // A program may still have a handle of a deleted directory, and change its attributes: only in memory.
+            edit.guard.indexed_dirty = !edit.gone && !edit.guard.is_deleted() && edit.record.is_dirty();
             edit.guard.record = edit.record;
             edit.collected.apply(ino, &mut edit.guard, self.inner);
             if edit.gone {

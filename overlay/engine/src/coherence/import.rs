@@ -18,7 +18,7 @@ use crate::txn::identity;
 
 impl Inner {
     /// Adds an object of the pool to the catalog under a name that the catalog does not have. `None`: the answer came
-    /// too late to count, or the mount hides the name by now.
+    /// too late to count, the mount hides the name by now, or the directory is gone.
     pub(super) fn import(&self, parent: Ino, name: &[u8], stat: &Stat, watched: &NameQuery<'_>) -> Result<Option<Ino>> {
         self.note_names_in(parent)?;
         let mut txn = Txn::begin(self);
@@ -26,7 +26,7 @@ impl Inner {
         if !was.is_empty() {
             return Ok(was.here_ino());
         }
-        if !watched.holds(name) {
+        if !watched.holds(name) || !txn.is_dir_in_pool(parent)? {
             return Ok(None);
         }
         let ino = self.import_in(&mut txn, parent, name, stat)?;
@@ -184,7 +184,7 @@ impl Inner {
         // The cached content and the access rights of a directory do not hold for another directory under its name.
         let other_dir = !same_object && stat.kind == FileKind::Directory && stat.version.identity().is_some();
         if other_kind || parted || in_use || shared || (other_dir && ino != Ino::ROOT) {
-            return self.replaced(txn, ino, link, stat).map(|()| true);
+            return self.replaced(txn, ino, link, stat);
         }
         self.take_news(&mut txn, ino, stat)?;
         txn.commit()?;
@@ -204,9 +204,10 @@ impl Inner {
     }
 
     /// Handles a name that now stands for another object, or for a version that programs with the old version open must
-    /// not see. These programs keep the old inode. `txn`: in which the caller found out that the answer counts.
-    fn replaced(&self, mut txn: Txn<'_>, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<()> {
-        let Some((parent, name)) = link else { return Ok(()) };
+    /// not see. These programs keep the old inode. `txn`: in which the caller found out that the answer counts. `false`:
+    /// it does not count any more.
+    fn replaced<'a>(&'a self, mut txn: Txn<'a>, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<bool> {
+        let Some((parent, name)) = link else { return Ok(true) };
         let record = txn.record(ino)?;
         let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
         let names: Vec<Link> = record.links.iter().chain(&record.pool_links).cloned().collect();
@@ -214,7 +215,10 @@ impl Inner {
             // A change in place shows under all names of the object.
             self.part_from_open(&mut txn, ino, &names, stat)?;
         } else {
-            self.forget_pool_name(&mut txn, ino, *parent, name)?;
+            let asked = self.asked(txn.state(ino)?);
+            let counts = |txn: &mut Txn<'_>| txn.believes(ino, asked);
+            let Some(rest) = self.forget_pool_name(txn, ino, *parent, name, &counts)? else { return Ok(false) };
+            txn = rest;
             look_again(&mut txn, *parent)?;
             // In the same batch: no lookup may find that the name is absent.
             if txn.name(*parent, name)?.is_empty() {
@@ -278,10 +282,12 @@ impl Inner {
             return Ok(());
         }
         match there {
-            Some(stat) => self.replaced(txn, ino, Some(link), stat),
+            Some(stat) => self.replaced(txn, ino, Some(link), stat).map(drop),
             None => {
-                self.forget_pool_name(&mut txn, ino, link.0, &link.1)?;
-                txn.commit()?;
+                let counts = |txn: &mut Txn<'_>| txn.believes(ino, asked);
+                if let Some(txn) = self.forget_pool_name(txn, ino, link.0, &link.1, &counts)? {
+                    txn.commit()?;
+                }
                 self.tell_kernel_name(link.0, &link.1);
                 Ok(())
             }
@@ -319,8 +325,9 @@ impl Inner {
             return Ok(true);
         }
         let Some((parent, name)) = record.pool_link().cloned() else { return Ok(true) };
-        let links = record.links.clone();
-        self.forget_pool_name(&mut txn, ino, parent, &name)?;
+        let counts = |txn: &mut Txn<'_>| txn.believes(ino, asked);
+        let Some(mut txn) = self.forget_pool_name(txn, ino, parent, &name, &counts)? else { return Ok(false) };
+        let links = txn.state(ino)?.record.links.clone();
         let moved = !links.contains(&(parent, name.clone()));
         let gone = txn.record(ino)?.links.is_empty();
         if moved {
@@ -336,82 +343,6 @@ impl Inner {
             self.tell_kernel_name(*parent, name);
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", name.escape_ascii())))
-    }
-
-    /// Handles a name that another client removed from the pool: the mount removes it, too, unless it shows newer state
-    /// there.
-    pub(super) fn forget_pool_name(&self, txn: &mut Txn<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
-        let was = txn.name(parent, name)?;
-        let record = txn.record(ino)?;
-        if was.pool != Some(ino) || !was.pending.is_empty() || !record.pending_at.is_empty() {
-            return Ok(());
-        }
-        let newer_below = record.kind == FileKind::Directory && self.has_newer_below(ino)?;
-        let keep = record.file.is_dirty() || newer_below;
-        let is_here = was.here_ino() == Some(ino);
-        if record.kind == FileKind::Directory {
-            self.forget_below(txn, ino)?;
-        }
-        txn.state_at_once(parent)?.kernel.pages_stale = true;
-        txn.pool_has(parent, name, None)?;
-        if is_here && !keep {
-            txn.show(parent, name, None)?;
-            txn.unlink(ino, parent, name)?;
-            let nameless = txn.record(ino)?.links.is_empty();
-            if nameless {
-                txn.on_commit(ino, |state| state.attachment.supersede())?;
-            }
-        } else if keep && !txn.record(ino)?.in_pool() {
-            // The local state is newer than the removal: the flush will create the name again.
-            let record = txn.record(ino)?;
-            record.dirty.mode = true;
-            record.dirty.owner = true;
-        }
-        self.lost_in_pool(txn, ino)
-    }
-
-    /// Forgets what the pool had in a directory that is gone.
-    pub(crate) fn forget_below(&self, txn: &mut Txn<'_>, dir: Ino) -> Result<()> {
-        let mut below = Vec::new();
-        self.catalog.names(dir, |name, record| {
-            if record.pool.is_some() || !record.pending.is_empty() {
-                below.push((Box::<[u8]>::from(name), record.pool));
-            }
-            Ok(true)
-        })?;
-        for (name, child) in below {
-            // Nothing that was sent to this name is there, either.
-            txn.pool_has(dir, &name, child)?;
-            let Some(child) = child else { continue };
-            if txn.record(child)?.pending_at.is_empty() {
-                self.forget_pool_name(txn, child, dir, &name)?;
-            } else {
-                txn.pool_lacks(dir, &name, child)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns whether a directory holds anything, at any depth, that the pool does not have.
-    fn has_newer_below(&self, dir: Ino) -> Result<bool> {
-        let mut dirs = vec![dir];
-        while let Some(dir) = dirs.pop() {
-            let mut found = false;
-            self.catalog.names(dir, |_, record| {
-                if let Some((ino, kind)) = record.here {
-                    let dirty = self.catalog.inode(ino)?.is_some_and(|r| r.file.is_dirty());
-                    found = record.pool != Some(ino) || dirty;
-                    if kind == FileKind::Directory {
-                        dirs.push(ino);
-                    }
-                }
-                Ok(!found)
-            })?;
-            if found {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }
 

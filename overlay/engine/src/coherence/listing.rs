@@ -12,6 +12,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::super::{Inner, Ino, Txn};
+use super::forget::FORGOTTEN_AT_ONCE;
 use super::{Age, may_enter};
 use crate::pool_calls::NameQuery;
 
@@ -166,6 +167,9 @@ impl Inner {
                 return Ok(());
             }
             for attempt in 0..ATTEMPTS {
+                if dir != Ino::ROOT && !node.state.lock().record.in_pool() {
+                    return Ok(());
+                }
                 let began = Instant::now();
                 let asked = self.asked(&node.state.lock());
                 let watched = self.watch(dir);
@@ -210,9 +214,6 @@ impl Inner {
                 let (stat, entries, absent, linked, came) = match self.ask(read).await {
                     Err(e) if e.is(ErrorKind::NotFound) => {
                         self.missing(dir, asked).await?;
-                        if !node.state.lock().record.in_pool() {
-                            return Ok(());
-                        }
                         tokio::time::sleep(Duration::from_millis(u64::from(attempt))).await;
                         continue;
                     }
@@ -297,7 +298,8 @@ impl Inner {
 
     /// Merges the names and attributes of a listing into the catalog. What own calls changed meanwhile stays as the
     /// catalog has it. `absent`: if the listing may omit names, those of which the pool said that it has them no longer.
-    /// Returns what the listing says of known files; `None` if it may be the listing of another directory.
+    /// Returns what the listing says of known files; `None` if it may be the listing of another directory, or the
+    /// directory is gone by now.
     fn merge(
         &self,
         dir: Ino,
@@ -308,7 +310,7 @@ impl Inner {
     ) -> Result<Option<Vec<Child>>> {
         self.note_names_in(dir)?;
         let mut txn = Txn::begin(self);
-        if !watched.path_holds() {
+        if !watched.path_holds() || !txn.is_dir_in_pool(dir)? {
             return Ok(None);
         }
         let links_before = txn.record(dir)?.dir_nlink;
@@ -350,12 +352,8 @@ impl Inner {
                     }
                     imported += 1;
                     if imported % NAMES_AT_ONCE == 0 {
-                        // Requests that create or remove a name wait for this change.
-                        txn.commit()?;
-                        txn = Txn::begin(self);
-                        if !watched.path_holds() {
-                            return Ok(None);
-                        }
+                        let Some(next) = self.merged_part(txn, dir, &mut names, watched)? else { return Ok(None) };
+                        txn = next;
                     }
                 }
                 Some(_) if !watched.holds(&name) => {}
@@ -367,19 +365,30 @@ impl Inner {
                 Some(record) => hides |= record.pool.is_none(),
             }
         }
+        let mut forgotten = 0;
         for (name, record) in known {
             if !watched.holds(&name) || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
                 continue;
             }
+            if forgotten == FORGOTTEN_AT_ONCE {
+                let Some(next) = self.merged_part(txn, dir, &mut names, watched)? else { return Ok(None) };
+                (txn, forgotten) = (next, 0);
+            }
             let now = txn.name(dir, &name)?;
-            if let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) {
-                self.forget_pool_name(&mut txn, ino, dir, &name)?;
-                if is_dir(&now) && !is_dir(&txn.name(dir, &name)?) {
-                    subdirs -= 1;
-                }
-                if record.here_ino() == Some(ino) {
-                    names.push(name);
-                }
+            let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) else { continue };
+            let counts = |_: &mut Txn<'_>| Ok(watched.holds(&name));
+            let Some(rest) = self.forget_pool_name(txn, ino, dir, &name, &counts)? else {
+                self.tell_kernel_names(dir, &mut names);
+                return Ok(None);
+            };
+            txn = rest;
+            forgotten += 1;
+            if is_dir(&now) && !is_dir(&txn.name(dir, &name)?) {
+                // It was not counted if it came while the namespace lock was released.
+                subdirs = subdirs.saturating_sub(1);
+            }
+            if record.here_ino() == Some(ino) {
+                names.push(name);
             }
         }
         // If the pool's times are in whole seconds, the whole second counts as recent.
@@ -414,10 +423,27 @@ impl Inner {
             state.names.negative.clear();
         })?;
         txn.commit()?;
-        for name in names {
-            self.tell_kernel_name(dir, &name);
-        }
+        self.tell_kernel_names(dir, &mut names);
         Ok(Some(changed))
+    }
+
+    /// Commits a part of a merged listing. Requests that create or remove a name wait for this change. Returns the next
+    /// change; `None` if the listing does not count any more.
+    fn merged_part<'a>(
+        &'a self,
+        txn: Txn<'a>,
+        dir: Ino,
+        names: &mut Vec<Box<[u8]>>,
+        watched: &NameQuery<'_>,
+    ) -> Result<Option<Txn<'a>>> {
+        txn.commit()?;
+        self.tell_kernel_names(dir, names);
+        let mut next = Txn::begin(self);
+        Ok((watched.path_holds() && next.is_dir_in_pool(dir)?).then_some(next))
+    }
+
+    fn tell_kernel_names(&self, dir: Ino, names: &mut Vec<Box<[u8]>>) {
+        names.drain(..).for_each(|name| self.tell_kernel_name(dir, &name));
     }
 
     /// Applies to known files what a listing says of them. `false`: the listing is too old for some of them.
@@ -439,9 +465,10 @@ impl Inner {
             }
             let asked = self.asked(&node.state.lock());
             // An own call is changing it, or has changed it since the pool was asked: the answer to that call is newer.
-            if watched.has_changed(ino) || !watched.holds(&link.1) || !asked.is_quiet() {
+            if watched.has_changed(ino) || !watched.holds(&link.1) || asked.is_object_changing() {
                 continue;
             }
+            // While directories are moved, it is not believed, and so the listing does not confirm it.
             match self.take_change(&node, Some(&link), &stat, asked).await {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 Ok(false) => believed = false,

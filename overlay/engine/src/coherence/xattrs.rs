@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{Error, ErrorKind, Result, Side, UNFINISHED_XATTR, XATTRS_MAX_BYTES};
-use forebay_catalog::Xattrs;
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, Version, XATTRS_MAX_BYTES};
+use forebay_catalog::{InodeRecord, Xattrs};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
+use super::PAUSE;
+use crate::acl::{self, Acl};
+use crate::pool_calls::{OWN_CHANGES, QueryStamp};
 use crate::{Inner, Ino, Txn};
 
 /// Inodes whose attributes are requested from the pool at the same time.
@@ -27,39 +30,61 @@ impl Inner {
 
     /// Returns all extended attributes. The first call reads them from the pool.
     pub(crate) async fn known_xattrs(&self, ino: Ino) -> Result<Xattrs> {
-        if let Some(xattrs) = &self.node(ino)?.state.lock().record.xattrs {
-            return Ok(xattrs.clone());
-        }
-        match self.pooled_xattrs(ino).await? {
-            // They were removed with the pool's copy, or the pool has none.
-            None => Ok(Xattrs::new()),
-            Some(pooled) => {
-                let mut txn = Txn::begin(self);
-                let xattrs = txn.learn_xattrs(ino, pooled)?;
-                txn.commit()?;
-                Ok(xattrs)
+        let node = self.node(ino)?;
+        for left in (0..OWN_CHANGES).rev() {
+            let known = self.known(&node);
+            if let Some(xattrs) = &node.state.lock().record.xattrs {
+                return Ok(xattrs.clone());
             }
+            // They were removed with the pool's copy, or the pool has none.
+            let Some(pooled) = self.pooled_xattrs(ino).await? else { break };
+            {
+                let mut txn = Txn::begin(self);
+                let counts = txn.has_xattrs_as_known(ino, &known)?;
+                let xattrs = txn.learn_xattrs(ino, pooled)?;
+                if counts {
+                    txn.commit()?;
+                }
+                if counts || left == 0 {
+                    return Ok(xattrs);
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
         }
+        Ok(Xattrs::new())
     }
 
     /// Reads the extended attributes of inodes from the pool, as far as they are not known, and records all by one
-    /// change.
-    pub(crate) async fn learn_xattrs(self: &Arc<Self>, inos: Vec<Ino>) -> Result<()> {
-        let is_unknown = |ino: &Ino| self.node(*ino).is_ok_and(|node| node.state.lock().record.xattrs.is_none());
-        let unknown: Vec<Ino> = inos.into_iter().filter(is_unknown).collect();
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        let asked =
-            stream::iter(unknown).map(|ino| async move { Ok::<_, Error>((ino, self.pooled_xattrs(ino).await?)) });
-        let asked: Vec<(Ino, Option<Xattrs>)> = asked.buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
-        let mut txn = Txn::begin(self);
-        for (ino, pooled) in asked {
-            if let Some(pooled) = pooled {
-                txn.learn_xattrs(ino, pooled)?;
+    /// change, but none that change while the pool answers.
+    pub(crate) async fn learn_xattrs(self: &Arc<Self>, mut inos: Vec<Ino>) -> Result<()> {
+        for attempt in 0..OWN_CHANGES {
+            let unknown = |ino: Ino| {
+                let node = self.node(ino).ok()?;
+                let known = self.known(&node);
+                node.state.lock().record.xattrs.is_none().then_some((ino, known))
+            };
+            let unknown: Vec<_> = inos.into_iter().filter_map(unknown).collect();
+            if unknown.is_empty() {
+                return Ok(());
             }
+            if attempt > 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+            let asked = stream::iter(unknown)
+                .map(|(ino, known)| async move { Ok::<_, Error>((ino, known, self.pooled_xattrs(ino).await?)) });
+            let asked: Vec<_> = asked.buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
+            let mut txn = Txn::begin(self);
+            inos = Vec::new();
+            for (ino, known, pooled) in asked {
+                let Some(pooled) = pooled else { continue };
+                match txn.has_xattrs_as_known(ino, &known)? {
+                    true => _ = txn.learn_xattrs(ino, pooled)?,
+                    false => inos.push(ino),
+                }
+            }
+            txn.commit()?;
         }
-        txn.commit()
+        Ok(())
     }
 
     /// Asks the pool for the extended attributes of an inode. Returns `None` if the pool cannot have any.
@@ -87,12 +112,40 @@ impl Inner {
 }
 
 impl Txn<'_> {
-    /// Records the extended attributes that the pool has. Returns those of the inode, with its unflushed changes.
+    /// Returns whether extended attributes that the pool was asked for after `known` may be recorded. If the inode has
+    /// another version by now, they may be older than that version.
+    fn has_xattrs_as_known(&mut self, ino: Ino, known: &(QueryStamp, Option<Version>)) -> Result<bool> {
+        let (asked, version) = known;
+        let inner = self.inner();
+        // Own calls that change names in a directory say nothing of its attributes. One that changes these makes another
+        // version.
+        let is_dir = self.record(ino)?.kind == FileKind::Directory;
+        let holds = is_dir || inner.still_holds_of_object(*asked, self.state(ino)?);
+        Ok(holds && self.record(ino)?.version == *version)
+    }
+
+    /// Records the extended attributes that the pool has. Returns those of the inode, with its unflushed changes: a mode
+    /// that was set in the mount is in the ACL, too.
     fn learn_xattrs(&mut self, ino: Ino, pooled: Xattrs) -> Result<Xattrs> {
         let record = self.record(ino)?;
         Ok(match &record.xattrs {
             Some(known) => known.clone(),
-            None => record.learn_xattrs(pooled).clone(),
+            None => {
+                record.learn_xattrs(pooled);
+                if record.dirty.mode {
+                    chmod_acl(record)?;
+                }
+                record.xattrs.clone().unwrap_or_default()
+            }
         })
     }
+}
+
+/// Shows the mode of an inode in its access ACL, as `chmod` does. If the ACL was set in the mount, the flush sends it. An ACL
+/// of the pool is not sent: another client may have changed it, and the mode that is sent changes it there.
+pub(crate) fn chmod_acl(record: &mut InodeRecord) -> Result<()> {
+    let mut access = record.xattrs.iter().flatten().filter(|(name, _)| **name == *acl::ACCESS);
+    let Some(acl) = access.next().map(|(_, value)| Acl::parse(value)).transpose()?.flatten() else { return Ok(()) };
+    record.change_xattr(acl::ACCESS, &acl.chmod(record.mode).encode());
+    Ok(())
 }

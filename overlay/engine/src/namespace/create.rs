@@ -131,15 +131,22 @@ impl Overlay {
         if txn.name(parent, name)?.here.is_some() {
             return Err(exists(name));
         }
-        let temporary = txn.state(ino)?.opens.any();
+        let state = txn.state(ino)?;
+        let outlives_names = state.opens.any() && !state.is_superseded();
         let record = txn.record(ino)?;
         if record.kind == FileKind::Directory {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
         }
-        if record.links.is_empty() && !(temporary && record.pool_links.is_empty()) {
-            // The kernel looks the name up again.
-            return Err(Error::new(ErrorKind::Stale, Side::Application, "the file was removed"));
+        if record.links.is_empty() {
+            let is_here = record.file.is_whole() || record.file.is_dirty();
+            if !outlives_names || !record.pool_links.is_empty() || !is_here {
+                // The kernel looks the name up again.
+                return Err(Error::new(ErrorKind::Stale, Side::Application, "the file was removed"));
+            }
+            // Nothing else has its content.
+            txn.modify(ino)?;
         }
+        let record = txn.record(ino)?;
         record.links.push((parent, name.into()));
         record.ctime = stamp_now();
         let kind = record.kind;
@@ -209,7 +216,14 @@ impl Inner {
         if !self.pool.capabilities().objects.xattrs {
             return Ok(None);
         }
-        let xattrs = self.known_xattrs(parent).await?;
+        let xattrs = match self.known_xattrs(parent).await {
+            // Another client changed the directory, and the pool stopped answering before its ACL was read again.
+            Err(e) if e.is_unreachable() => {
+                let before = self.node(parent)?.state.lock().rights.default_acl_before.clone();
+                return before.ok_or(e);
+            }
+            known => known?,
+        };
         Ok(xattrs.into_iter().find(|(name, _)| **name == *acl::DEFAULT).map(|(_, value)| value))
     }
 

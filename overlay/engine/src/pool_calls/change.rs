@@ -13,19 +13,21 @@ use crate::{Inner, Ino, Txn};
 pub(crate) struct PoolChange<'a> {
     inner: &'a Inner,
     inos: Vec<Ino>,
-    moves_dir: bool,
+    moved: Vec<Ino>,
 }
 
 impl<'a> PoolChange<'a> {
     pub fn begin(inner: &'a Inner, inos: &[Ino]) -> Result<Self> {
-        Self::begin_any(inner, inos, false)
+        Self::begin_any(inner, inos, &[])
     }
 
-    /// `moves_dir`: the paths of everything below a directory change.
-    pub fn begin_any(inner: &'a Inner, inos: &[Ino], moves_dir: bool) -> Result<Self> {
-        let mut change = Self { inner, inos: Vec::new(), moves_dir };
-        if moves_dir {
-            inner.pool_calls.dir_moves.0.fetch_add(1, Ordering::SeqCst);
+    /// `moved`: the directories that the call moves, or replaces by another one. The paths of everything below them
+    /// change.
+    pub fn begin_any(inner: &'a Inner, inos: &[Ino], moved: &[Ino]) -> Result<Self> {
+        let mut change = Self { inner, inos: Vec::new(), moved: moved.to_vec() };
+        if !moved.is_empty() {
+            let count = || _ = inner.pool_calls.dir_moves.0.fetch_add(1, Ordering::SeqCst);
+            inner.pool_calls.watches.move_begins(moved, count);
         }
         // An inode that is listed twice counts one call.
         for ino in inos.iter().copied().collect::<HashSet<_>>() {
@@ -38,8 +40,9 @@ impl<'a> PoolChange<'a> {
 
 impl Drop for PoolChange<'_> {
     fn drop(&mut self) {
-        if self.moves_dir {
-            self.inner.pool_calls.dir_moves.1.fetch_add(1, Ordering::SeqCst);
+        if !self.moved.is_empty() {
+            let count = || _ = self.inner.pool_calls.dir_moves.1.fetch_add(1, Ordering::SeqCst);
+            self.inner.pool_calls.watches.move_ended(&self.moved, count);
         }
         self.inner.pool_calls.watches.call_ended(&self.inos);
         for ino in &self.inos {

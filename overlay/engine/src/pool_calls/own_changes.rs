@@ -44,6 +44,12 @@ impl Inner {
         asked.is_quiet() && asked == self.asked(state)
     }
 
+    /// Like [`Self::still_holds`], for answers that do not depend on the path to the inode's directory: a pool that gives
+    /// them finds the directory by its identity.
+    pub fn still_holds_of_object(&self, asked: QueryStamp, state: &NodeState) -> bool {
+        !asked.is_object_changing() && asked.calls == state.pool_calls
+    }
+
     /// Returns whether one of the daemon's own changes explains the error: a flush moved the file, or changed its
     /// version by changing names or attributes.
     pub(crate) fn is_own_change(&self, node: &Node, asked: QueryStamp, error: &Error, left: &mut u32) -> bool {

@@ -12,13 +12,22 @@ use parking_lot::Mutex;
 
 use super::super::{Inner, Ino};
 
-/// The questions about names that are under way.
+/// The questions about names, and the moves of directories, that are under way.
 #[derive(Debug, Default)]
-pub(crate) struct Watches(Mutex<Vec<Arc<NameWatch>>>);
+pub(crate) struct Watches(Mutex<WatchedCalls>);
+
+#[derive(Debug, Default)]
+struct WatchedCalls {
+    questions: Vec<Arc<NameWatch>>,
+    /// The directories that calls are moving or replacing.
+    moving: Vec<Ino>,
+}
 
 #[derive(Debug)]
 struct NameWatch {
     dir: Ino,
+    /// The directory, and those above it in the pool when the question began.
+    path: HashSet<Ino>,
     seen: Mutex<Seen>,
 }
 
@@ -28,11 +37,14 @@ struct Seen {
     names: HashSet<Box<[u8]>>,
     inos: HashSet<Ino>,
     look_again: bool,
+    /// A call moved a directory of the path, or replaced it.
+    path_changed: bool,
 }
 
 impl Watches {
     fn each(&self, dir: Ino, note: impl Fn(&mut Seen)) {
-        self.0.lock().iter().filter(|watch| watch.dir == dir).for_each(|watch| note(&mut watch.seen.lock()));
+        let under_way = self.0.lock();
+        under_way.questions.iter().filter(|watch| watch.dir == dir).for_each(|watch| note(&mut watch.seen.lock()));
     }
 
     /// Records that it is known what the pool has under a name now.
@@ -47,8 +59,30 @@ impl Watches {
 
     /// Records that a call ended that changed these inodes, and names of the directories among them.
     pub fn call_ended(&self, inos: &[Ino]) {
-        for watch in self.0.lock().iter().filter(|watch| inos.contains(&watch.dir)) {
+        for watch in self.0.lock().questions.iter().filter(|watch| inos.contains(&watch.dir)) {
             watch.seen.lock().inos.extend(inos);
+        }
+    }
+
+    /// Records that a call begins that moves or replaces these directories. `count` is run under the lock, so that
+    /// [`Inner::watch`] sees both or none.
+    pub(super) fn move_begins(&self, dirs: &[Ino], count: impl FnOnce()) {
+        let mut under_way = self.0.lock();
+        count();
+        under_way.moving.extend(dirs);
+        for watch in under_way.questions.iter().filter(|watch| dirs.iter().any(|dir| watch.path.contains(dir))) {
+            watch.seen.lock().path_changed = true;
+        }
+    }
+
+    /// Records that such a call ended.
+    pub(super) fn move_ended(&self, dirs: &[Ino], count: impl FnOnce()) {
+        let mut under_way = self.0.lock();
+        count();
+        for dir in dirs {
+            if let Some(at) = under_way.moving.iter().position(|moving| moving == dir) {
+                under_way.moving.swap_remove(at);
+            }
         }
     }
 }
@@ -57,22 +91,32 @@ impl Watches {
 pub(crate) struct NameQuery<'a> {
     inner: &'a Inner,
     watch: Arc<NameWatch>,
-    /// Moves of directories: how many had begun and ended when the question began.
-    moves: (u64, u64),
 }
 
 impl Inner {
     pub(crate) fn watch(&self, dir: Ino) -> NameQuery<'_> {
-        let watch = Arc::new(NameWatch { dir, seen: Mutex::default() });
-        self.pool_calls.watches.0.lock().push(watch.clone());
-        NameQuery { inner: self, watch, moves: self.pool_calls.dir_moves() }
+        loop {
+            let moves = self.pool_calls.dir_moves();
+            let path = self.pool_ancestors(dir);
+            let mut under_way = self.pool_calls.watches.0.lock();
+            if self.pool_calls.dir_moves() != moves {
+                // The path may be another one by now.
+                continue;
+            }
+            let path_changed = under_way.moving.iter().any(|moving| path.contains(moving));
+            let seen = Mutex::new(Seen { path_changed, ..Seen::default() });
+            let watch = Arc::new(NameWatch { dir, path, seen });
+            under_way.questions.push(watch.clone());
+            drop(under_way);
+            return NameQuery { inner: self, watch };
+        }
     }
 }
 
 impl NameQuery<'_> {
     /// Returns whether the path of the question led to the directory all the time.
     pub fn path_holds(&self) -> bool {
-        self.moves.0 == self.moves.1 && self.moves == self.inner.pool_calls.dir_moves()
+        !self.watch.seen.lock().path_changed
     }
 
     /// Returns whether the answer still holds for this name. If a change of the name is under way, the catalog has what
@@ -100,6 +144,6 @@ impl NameQuery<'_> {
 
 impl Drop for NameQuery<'_> {
     fn drop(&mut self) {
-        self.inner.pool_calls.watches.0.lock().retain(|watch| !Arc::ptr_eq(watch, &self.watch));
+        self.inner.pool_calls.watches.0.lock().questions.retain(|watch| !Arc::ptr_eq(watch, &self.watch));
     }
 }

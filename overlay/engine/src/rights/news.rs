@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Result, Stat};
+use forebay_backends::{FileKind, Result, Stat};
 use forebay_catalog::InodeRecord;
 
 use crate::{Ino, Txn, acl};
@@ -17,6 +17,8 @@ pub(crate) struct RightsNews {
     pub(super) changed: Option<Instant>,
     /// The access ACL that the kernel got, while it is unknown whether this ACL still holds.
     pub(super) acl_before: Option<Option<Box<[u8]>>>,
+    /// Of a directory: the default ACL that the pool had, for the time in which the pool does not answer.
+    pub(crate) default_acl_before: Option<Option<Box<[u8]>>>,
     /// The threads that got the present rights since.
     pub(super) told: Vec<u32>,
 }
@@ -57,12 +59,17 @@ impl Txn<'_> {
         let rights = (record.mode, record.uid, record.gid);
         take(record);
         let same = rights == (record.mode, record.uid, record.gid);
+        let known = |wanted: &[u8]| {
+            let xattrs = record.xattrs.as_ref()?;
+            Some(xattrs.iter().find(|(name, _)| **name == *wanted).map(|(_, value)| value.clone()))
+        };
         // The kernel caches an ACL, or that there is none, only after it has requested it.
-        let acl = record.xattrs.as_ref().map(|xattrs| {
-            let acl = xattrs.iter().find(|(name, _)| **name == *acl::ACCESS);
-            acl.map(|(_, value)| value.clone())
-        });
+        let acl = known(acl::ACCESS);
+        let default = if record.kind == FileKind::Directory { known(acl::DEFAULT) } else { None };
         let news = &mut self.state_at_once(ino)?.rights;
+        if default.is_some() {
+            news.default_acl_before = default;
+        }
         if !same {
             news.note();
         }

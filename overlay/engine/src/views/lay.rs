@@ -203,7 +203,15 @@ impl Inner {
         let _space = if tree.allow_copy { self.space_for_copy(&node, tree.device)? } else { None };
         // Held until the name is there: what changes the file afterwards finds that a view has it.
         let state = node.state.lock();
-        let look = look(&state.record);
+        let record = &state.record;
+        let lacks_xattrs = record.xattrs.is_none() && record.in_pool() && self.pool.capabilities().objects.xattrs;
+        let is_unknown = if entry.kind == FileKind::Symlink { record.target.is_none() } else { lacks_xattrs };
+        if is_unknown {
+            // They changed while the pool was asked for them.
+            drop(state);
+            return Err(self.not_staged(entry.ino));
+        }
+        let look = look(record);
         let Some(content) = state.record.file.content().filter(|_| entry.kind == FileKind::File) else {
             if entry.kind == FileKind::File {
                 drop(state);

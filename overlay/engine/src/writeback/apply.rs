@@ -78,7 +78,9 @@ impl Inner {
         {
             return Ok(());
         }
-        let _change = PoolChange::begin_any(self, &touched, moves_dir)?;
+        // A directory that is replaced has a path that leads to the moved one.
+        let moved: Vec<Ino> = if moves_dir { [subject].into_iter().chain(other).collect() } else { Vec::new() };
+        let _change = PoolChange::begin_any(self, &touched, &moved)?;
         let path = self.pool_path_of(parent, name)?;
         let from_path = match &step {
             ReconcileStep::Rename { from, .. } => self.pool_path_of(from.0, &from.1).ok(),
@@ -294,11 +296,16 @@ impl Inner {
 
     /// The object that was to be moved is no longer in the pool: what the fast pool has of it is created anew.
     pub(crate) fn source_lost(&self, ino: Ino, from: &Link) -> Result<()> {
+        let is_there = |txn: &mut Txn<'_>| Ok(txn.name(from.0, &from.1)?.pool == Some(ino));
         let mut txn = Txn::begin(self);
-        if txn.name(from.0, &from.1)?.pool == Some(ino) {
-            if txn.record(ino)?.kind == FileKind::Directory {
-                self.forget_below(&mut txn, ino)?;
-            }
+        if is_there(&mut txn)? && txn.record(ino)?.kind == FileKind::Directory {
+            txn = match self.forget_below(txn, ino, &is_there)? {
+                Some(rest) => rest,
+                // Another request found out, too.
+                None => Txn::begin(self),
+            };
+        }
+        if is_there(&mut txn)? {
             txn.pool_lacks(from.0, &from.1, ino)?;
             // An object of another client may be there instead.
             look_again(&mut txn, from.0)?;
@@ -367,7 +374,8 @@ impl Inner {
         if !self.about_to_send(&(parent, aside.as_slice().into()), occupant, what).await? {
             return Ok(false);
         }
-        let _change = PoolChange::begin_any(self, &[parent, occupant], moves_dir)?;
+        let moved: &[Ino] = if moves_dir { &[occupant] } else { &[] };
+        let _change = PoolChange::begin_any(self, &[parent, occupant], moved)?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&aside));
         let there = match self.ask(self.pool.stat(&from)).await {

@@ -429,12 +429,14 @@ impl Inner {
             // From now on the version does not show what other clients changed beside the attributes that were sent.
             news = others_changed;
             if news {
-                // The version of a directory changes with its names, so a listing finds out about its ACL.
-                if now.kind != FileKind::Directory {
-                    now.xattrs = None;
-                }
                 let (mode, uid, gid) = rights(&stat);
                 txn.take_access(ino, &Stat { mode, uid, gid, ..stat })?;
+                let now = txn.record(ino)?;
+                // The version of a directory changes with its names, so a listing finds out about its ACL. But if the mode was
+                // sent, it changed whatever ACL the pool has.
+                if now.kind != FileKind::Directory || changes.mode.is_some() {
+                    now.xattrs = None;
+                }
             }
         }
         txn.pool_still_has(ino)?;

@@ -181,6 +181,10 @@ impl Inner {
         self.take_set_id(&node)?;
         let (before, content) = {
             let mut state = node.state.lock();
+            if !state.record.file.is_whole() && !state.record.file.is_dirty() {
+                let what = format!("{}: the fast pool does not have its whole content", self.display(ino));
+                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+            }
             let content = self.content(ino, &mut state)?;
             self.catalog.check_kept(ContentId(content.id))?;
             let stamp = Stamp::of(&content.file)?;
