@@ -56,6 +56,7 @@ impl Fixture {
             read_only: false,
             node: "here".into(),
             reattached: false,
+            other_root: Default::default(),
             for_tests: TestOptions { catalog_faults: self.catalog_faults.clone(), ..TestOptions::default() },
         }
     }

@@ -35,6 +35,22 @@ const LOCAL_FILE_SYSTEMS: [u64; 15] = [
     0x7371_7368, // squashfs
     0xe0f5_e1e2, // erofs
 ];
+/// `f_type` of local file systems without lasting inode numbers: they draw them when a name is looked up, or are images
+/// that are replaced as a whole.
+const PASSING_NUMBERS: [u64; 4] = [
+    0x4d44,      // vfat
+    0x2011_bab0, // exfat
+    0x7371_7368, // squashfs
+    0xe0f5_e1e2, // erofs
+];
+/// `f_type` of file systems behind servers that have lasting inode numbers. FUSE and CIFS may have none.
+const LASTING_NUMBERS: [u64; 5] = [
+    0x6969,      // NFS
+    0x0bd0_0bd0, // Lustre
+    0x1983_0326, // BeeGFS
+    0x00c3_6400, // CephFS
+    0x4750_4653, // GPFS
+];
 /// The size of a sparse file that shows whether holes take space.
 const SPARSE_PROBE_BYTES: u64 = 4 << 20;
 /// BeeGFS keeps times in whole seconds.
@@ -69,7 +85,12 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             renames: Renames::Atomic { exchange: local },
             listings: ListingSupport::Whole,
             listed_contents: false,
-            versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
+            versions: Versions {
+                confirmed_by_reads: false,
+                alone: false,
+                of_directories: true,
+                outlive_mounts: keeps_identities(magic),
+            },
             streams: false,
             ranged_write: true,
             parts_ahead: None,
@@ -99,6 +120,12 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
         Err(errno) => return Err(errno),
     }
     Ok(abilities)
+}
+
+/// Whether an object of a file system of this kind has the same inode number after another mount.
+fn keeps_identities(magic: u64) -> bool {
+    let local = LOCAL_FILE_SYSTEMS.contains(&magic) && !PASSING_NUMBERS.contains(&magic);
+    local || LASTING_NUMBERS.contains(&magic)
 }
 
 /// Two temporary files in the root, removed when dropped.
