@@ -1,5 +1,6 @@
 //! What the file system under a directory pool can do: tried if the directory is writable, else known by kind.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
@@ -55,6 +56,8 @@ const LASTING_NUMBERS: [u64; 5] = [
 const SPARSE_PROBE_BYTES: u64 = 4 << 20;
 /// BeeGFS keeps times in whole seconds.
 const BEEGFS_TIME_NS: u32 = 1_000_000_000;
+/// The name of a link in a directory that the probe makes.
+pub(super) const PROBED_LINK: &CStr = c"link";
 const PROBE_NANOS: u32 = 123_456_789;
 
 /// The capabilities of the trait, and those that only this pool needs to know.
@@ -179,10 +182,11 @@ impl<'a> Probe<'a> {
         mkdirat(self.root, &dir[..], Mode::RWXU)?;
         let linked = openat(self.root, &dir[..], OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .and_then(|dir| {
-                linkat(self.root, name, &dir, c"link", AtFlags::empty())?;
-                let same = stat_name(self.root, name)
-                    .and_then(|original| Ok(stat_name(&dir, b"link")?.version.same_object(&original.version)));
-                unlinkat(&dir, c"link", AtFlags::empty())?;
+                linkat(self.root, name, &dir, PROBED_LINK, AtFlags::empty())?;
+                let same = stat_name(self.root, name).and_then(|original| {
+                    Ok(stat_name(&dir, PROBED_LINK.to_bytes())?.version.same_object(&original.version))
+                });
+                unlinkat(&dir, PROBED_LINK, AtFlags::empty())?;
                 same
             });
         let _ = unlinkat(self.root, &dir[..], AtFlags::REMOVEDIR);

@@ -77,14 +77,18 @@ async fn sweep_takes_what_dead_writers_left_and_nothing_else() {
     for name in [&dead, &elsewhere, &alive].into_iter().chain(&foreign) {
         fs::write(root.path().join(name), "x").unwrap();
     }
+    // The directory of a probe.
+    let probed = format!(".forebay~put-{}-{}-2", boot_id(), i32::MAX);
+    fs::create_dir(root.path().join(&probed)).unwrap();
+    fs::write(root.path().join(&probed).join("link"), "x").unwrap();
     let path = PoolPath::root();
     let call = pool.shared.root.call("sweep", &path);
     assert_eq!(listing::sweep(&pool.shared.root, call, Duration::from_secs(60), true).unwrap(), 0);
     for counted in [false, false, true] {
-        assert_eq!(listing::sweep(&pool.shared.root, call, Duration::ZERO, counted).unwrap(), 2);
+        assert_eq!(listing::sweep(&pool.shared.root, call, Duration::ZERO, counted).unwrap(), 3);
     }
     let left = |name: &String| root.path().join(name).exists();
-    assert!(!left(&dead) && !left(&elsewhere) && left(&alive) && foreign.iter().all(left));
+    assert!(!left(&dead) && !left(&elsewhere) && !left(&probed) && left(&alive) && foreign.iter().all(left));
 }
 
 #[tokio::test]
@@ -93,4 +97,26 @@ async fn versions_do_not_depend_on_the_number_of_the_device() {
     let pool = DirPool::open(root.path()).unwrap();
     let made = pool.mkdir(&PoolPath::root().join(b"d"), &attrs()).await.unwrap();
     assert!(matches!(made.version, Version::Inode { dev: ROOT_DEVICE, .. }), "{:?}", made.version);
+}
+
+/// One name that cannot be removed does not keep the others.
+#[tokio::test]
+async fn a_sweep_goes_on_after_a_name_that_it_cannot_remove() {
+    let root = tempfile::tempdir().unwrap();
+    let pool = DirPool::open(root.path()).unwrap();
+    for number in 0..20 {
+        let name = root.path().join(format!(".forebay~put-{}-{}-{number}", boot_id(), i32::MAX));
+        match number {
+            7 => {
+                fs::create_dir(&name).unwrap();
+                fs::write(name.join("of another program"), "x").unwrap();
+            }
+            _ => fs::write(&name, "x").unwrap(),
+        }
+    }
+    let path = PoolPath::root();
+    let call = pool.shared.root.call("sweep", &path);
+    let error = listing::sweep(&pool.shared.root, call, Duration::ZERO, true).unwrap_err();
+    assert!(error.is(ErrorKind::NotEmpty), "{error}");
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
 }
