@@ -10,10 +10,11 @@
 //! On kernels before 6.13, two changes within one tick of the clock (up to 10 ms) may leave equal times: see
 //! [`Capabilities::time_granularity_ns`].
 //!
-//! In versions, the root's own device has the number 0, so that versions outlive a mount; see `Shared::outward`.
+//! In versions, the root's own device has the number 0, so that versions outlive a mount; see `dir/device.rs`.
 
 mod attrs;
 mod content;
+mod device;
 mod fds;
 mod listing;
 mod names;
@@ -25,6 +26,7 @@ mod stat;
 mod stripes;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod trial;
 mod upload;
 
@@ -48,6 +50,8 @@ use crate::{
     Result, SetAttrs, Side, Space, Stat, Version,
 };
 
+use crate::abandoned::{AbandonedChanges, ChangeWork};
+
 use attrs::AttributeTarget;
 use fds::{OpenFiles, OpenWriters};
 use listing::OpenListing;
@@ -58,12 +62,9 @@ use staging::TempFile;
 use stat::{stat_fd, stat_name};
 pub use stripes::Striped;
 use stripes::{Kernel, Stripes, SystemCalls};
+pub use threads::MAX_BLOCKING_CALLS;
 use trial::{Trials, refused};
 
-/// Calls of one pool that may block at the same time. A server that hangs blocks no more threads than this.
-pub const MAX_BLOCKING_CALLS: usize = 64;
-/// Descriptors of the process's limit for each blocking call: with a low limit, fewer calls may block.
-const CALLS_OF_DESCRIPTORS: u64 = 16;
 /// An unfinished file younger than this may belong to a live writer on another node.
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
 const PUBLISH_LOCKS: usize = 64;
@@ -83,6 +84,7 @@ struct Shared {
     files: Arc<OpenFiles>,
     writers: OpenWriters,
     trials: Trials,
+    abandoned: Arc<AbandonedChanges>,
     /// Serializes writers of one name within this process, by the hash of the path.
     publishing: [Mutex<()>; PUBLISH_LOCKS],
 }
@@ -123,9 +125,10 @@ impl DirPool {
             files: Arc::new(OpenFiles::new()),
             writers: OpenWriters::default(),
             trials: Trials::default(),
+            abandoned: Arc::default(),
             publishing,
         };
-        Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(blocking_calls())) })
+        Ok(Self { shared: Arc::new(shared), permits: Arc::new(Semaphore::new(threads::blocking_calls())) })
     }
 
     /// The directory, absolute.
@@ -138,27 +141,6 @@ impl DirPool {
     pub async fn sweep(&self, path: &PoolPath) -> Result<u64> {
         let path = path.clone();
         self.blocking(move |pool| listing::sweep(&pool.root, pool.root.call("sweep", &path), SWEEP_AGE, true)).await
-    }
-
-    /// Runs `work` on a blocking thread. If the caller drops the future, `work` still runs to its end and keeps its
-    /// permit.
-    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> Result<T> + Send + 'static) -> Result<T> {
-        let stopped = |what: &str| Error::new(ErrorKind::Unavailable, Side::Pool, format!("{}: {what}", self.url()));
-        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopped("the pool is closed"))?;
-        let shared = Arc::clone(&self.shared);
-        let work: Box<dyn FnOnce() -> Result<T> + Send> = Box::new(move || {
-            let answer = work(&shared);
-            drop(permit);
-            answer
-        });
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|failure| stopped("its worker thread ended").with_source(failure))?
-    }
-
-    /// Runs a cheap `work` inline if the file system is local.
-    async fn cheap<T: Send + 'static>(&self, work: impl FnOnce(&Shared) -> Result<T> + Send + 'static) -> Result<T> {
-        if self.shared.abilities.public.local { work(&self.shared) } else { self.blocking(work).await }
     }
 
     async fn next_page(
@@ -182,42 +164,6 @@ impl DirPool {
 }
 
 impl Shared {
-    /// Replaces the root's own device number by [`ROOT_DEVICE`]. The kernel gives network file systems and some other
-    /// file systems a new number at each mount, and versions are kept for longer than a mount lasts.
-    fn outward(&self, mut stat: Stat) -> Stat {
-        stat.version = self.outward_version(&stat.version);
-        stat
-    }
-
-    fn outward_version(&self, version: &Version) -> Version {
-        let mut version = version.clone();
-        if let Version::Inode { dev, .. } = &mut version
-            && *dev == self.root.device()
-        {
-            *dev = ROOT_DEVICE;
-        }
-        version
-    }
-
-    /// The version with the kernel's device number.
-    fn inward(&self, version: &Version) -> Version {
-        let mut version = version.clone();
-        if let Version::Inode { dev, .. } = &mut version
-            && *dev == ROOT_DEVICE
-        {
-            *dev = self.root.device();
-        }
-        version
-    }
-
-    fn inward_expected(&self, expected: &Expected) -> Expected {
-        match expected {
-            Expected::Version(version) => Expected::Version(self.inward(version)),
-            Expected::Name(version) => Expected::Name(self.inward(version)),
-            other => other.clone(),
-        }
-    }
-
     /// The last step of a `put`, under the lock of the path.
     fn publish(
         &self,
@@ -226,12 +172,16 @@ impl Shared {
         size: u64,
         attrs: &Attrs,
         expected: &Expected,
+        change: &ChangeWork,
     ) -> Result<Stat> {
         let call = self.root.call("put", path);
         let Some(name) = path.name() else { return Err(call.failed(Errno::ISDIR)) };
         let may_chown = self.abilities.public.objects.owners;
         staging.finish(call, size, attrs, may_chown)?;
         let _turn = self.turn(path);
+        if change.is_abandoned() {
+            return Err(call.error(ErrorKind::Timeout, "it was given up before it had its name"));
+        }
         let (rename_noreplace, rename_exchange) =
             (self.abilities.rename_noreplace, self.abilities.public.renames.exchange());
         let publish = Publish { call, name, attrs, may_chown, rename_noreplace, rename_exchange };
@@ -288,12 +238,6 @@ impl Shared {
     }
 }
 
-/// The number of calls that may block at the same time.
-fn blocking_calls() -> usize {
-    let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(descriptors / CALLS_OF_DESCRIPTORS).unwrap_or(usize::MAX).clamp(1, MAX_BLOCKING_CALLS)
-}
-
 #[async_trait]
 impl Pool for DirPool {
     fn capabilities(&self) -> &Capabilities {
@@ -309,6 +253,11 @@ impl Pool for DirPool {
         self.cheap(move |pool| {
             let call = pool.root.call("stat", &path);
             call.check_names()?;
+            if pool.abandoned.may_change(&path) {
+                return Err(
+                    call.error(ErrorKind::Unavailable, "a call that was not answered in time may still change it")
+                );
+            }
             if path.is_root() {
                 return stat_fd(pool.root.fd()).map(|stat| pool.outward(stat)).map_err(|errno| call.failed(errno));
             }
@@ -335,17 +284,16 @@ impl Pool for DirPool {
 
     async fn read(&self, path: &PoolPath, version: &Version, range: Range<u64>) -> Result<Bytes> {
         let (path, version) = (path.clone(), self.shared.inward(version));
-        let wanted = version.clone();
         let reading = self.blocking(move |pool| {
             let call = pool.root.call("read", &path);
             call.check_names()?;
-            content::read(&pool.root, &pool.files, call, &wanted, range)
+            let (data, opened) = content::read(&pool.root, &pool.files, call, &version, range)?;
+            if let Some(file) = opened {
+                pool.files.keep(version, file);
+            }
+            Ok(data)
         });
-        let (data, opened) = reading.await?;
-        if let Some(file) = opened {
-            self.shared.files.keep(version, file);
-        }
-        Ok(data)
+        reading.await
     }
 
     async fn readlink(&self, path: &PoolPath) -> Result<Vec<u8>> {
@@ -395,7 +343,7 @@ impl Pool for DirPool {
 
     async fn mkdir(&self, path: &PoolPath, attrs: &Attrs) -> Result<Stat> {
         let (path, attrs) = (path.clone(), attrs.clone());
-        self.blocking(move |pool| {
+        self.changing(vec![path.clone()], move |pool| {
             let call = pool.root.call("mkdir", &path);
             pool.check_new(call, &attrs)?;
             names::make(&pool.root, call, &pool.abilities, names::mkdir, FileKind::Directory, &attrs)
@@ -406,7 +354,7 @@ impl Pool for DirPool {
 
     async fn symlink(&self, path: &PoolPath, target: &[u8], attrs: &Attrs) -> Result<Stat> {
         let (path, target, attrs) = (path.clone(), target.to_vec(), attrs.clone());
-        self.blocking(move |pool| {
+        self.changing(vec![path.clone()], move |pool| {
             let call = pool.root.call("symlink", &path);
             pool.check_new(call, &attrs)?;
             pool.require(pool.abilities.public.objects.symlinks, call, "its file system has no symlinks")?;
@@ -419,7 +367,7 @@ impl Pool for DirPool {
 
     async fn mknod(&self, path: &PoolPath, kind: FileKind, rdev: u64, attrs: &Attrs) -> Result<Stat> {
         let (path, attrs) = (path.clone(), attrs.clone());
-        self.blocking(move |pool| {
+        self.changing(vec![path.clone()], move |pool| {
             let call = pool.root.call("mknod", &path);
             pool.check_new(call, &attrs)?;
             // Fifos and sockets need no privilege.
@@ -434,7 +382,7 @@ impl Pool for DirPool {
 
     async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
         let (existing, new) = (existing.clone(), new.clone());
-        self.blocking(move |pool| {
+        self.changing(vec![new.clone()], move |pool| {
             pool.root.call("link", &existing).check_names()?;
             let call = pool.root.call("link", &new);
             pool.require(pool.abilities.public.objects.hard_links, call, "its file system has no hard links")?;
@@ -445,7 +393,7 @@ impl Pool for DirPool {
 
     async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
         let (path, expected) = (path.clone(), self.shared.inward_expected(expected));
-        self.blocking(move |pool| {
+        self.changing(vec![path.clone()], move |pool| {
             let call = pool.root.call("remove", &path);
             call.check_names()?;
             if let Some(removed) = names::remove(&pool.root, call, &expected)? {
@@ -458,7 +406,7 @@ impl Pool for DirPool {
 
     async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
         let path = path.clone();
-        self.blocking(move |pool| {
+        self.changing(vec![path.clone()], move |pool| {
             let call = pool.root.call("rmdir", &path);
             call.check_names()?;
             match names::remove_dir(&pool.root, call) {
@@ -476,7 +424,7 @@ impl Pool for DirPool {
 
     async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
         let (from, to) = (from.clone(), to.clone());
-        self.blocking(move |pool| {
+        self.changing(vec![from.clone(), to.clone()], move |pool| {
             let call = pool.root.call("rename", &from);
             call.check_names()?;
             pool.root.call("rename to", &to).check_names()?;

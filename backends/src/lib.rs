@@ -1,6 +1,7 @@
 //! Access to the pool: the [`Pool`] trait, one module for each kind of pool, decorators, and the conformance suite
 //! that every pool must pass. This crate knows neither FUSE nor the catalog nor policy.
 
+mod abandoned;
 pub mod conformance;
 pub mod decorators;
 pub mod dir;
@@ -9,6 +10,7 @@ mod hollow;
 mod late;
 pub mod latency;
 pub mod memory;
+mod narrowed;
 pub mod nfs;
 mod open;
 mod path;

@@ -98,7 +98,7 @@ impl MemoryPool {
             renames: Renames::Atomic { exchange: true },
             listings: ListingSupport::Whole,
             listed_contents: true,
-            versions: Versions { confirmed_by_reads: true, alone: false, of_directories: true },
+            versions: Versions { confirmed_by_reads: true, alone: false, of_directories: true, outlive_mounts: true },
             streams: false,
             ranged_write: true,
             parts_ahead: Some(4096),

@@ -133,9 +133,10 @@ impl NfsPool {
     /// Makes an object on a separate task, which continues if the caller is dropped.
     async fn make(&self, what: &'static str, path: &PoolPath, attrs: &Attrs, new: NewObject) -> Result<Stat> {
         self.check_new(NfsCall::new(what, path), attrs)?;
-        let (session, path, attrs) = (Arc::clone(&self.session), path.clone(), attrs.clone());
+        let (session, names) = (Arc::clone(&self.session), vec![path.clone()]);
+        let (path, attrs) = (path.clone(), attrs.clone());
         let change = async move { session.make(what, &path, &new, &attrs).await };
-        self.session.to_the_end(change).await
+        self.session.changing(names, change).await
     }
 }
 
@@ -156,6 +157,9 @@ impl Pool for NfsPool {
     async fn stat(&self, path: &PoolPath) -> Result<Stat> {
         let call = NfsCall::new("stat", path);
         self.session.check(call)?;
+        if self.session.abandoned.may_change(path) {
+            return Err(call.error(ErrorKind::Unavailable, "a call that was not answered in time may still change it"));
+        }
         self.session.object(path).await.map(|found| found.stat).map_err(|failure| call.failed(failure))
     }
 
@@ -199,7 +203,8 @@ impl Pool for NfsPool {
         let finished = staging.finish(call, size, attrs).await.map_err(|failure| call.failed(failure))?.version;
         let (path, attrs, expected) = (path.clone(), attrs.clone(), expected.clone());
         let turn = self.session.turn(&path).await;
-        let publication = Publication { path, size, attrs, expected, finished };
+        let (_caller, change) = self.session.abandoned.begin(vec![path.clone()]);
+        let publication = Publication { path, size, attrs, expected, finished, change };
         self.session.to_the_end(publication.run(staging, turn)).await
     }
 
@@ -256,22 +261,23 @@ impl Pool for NfsPool {
 
     async fn link(&self, existing: &PoolPath, new: &PoolPath) -> Result<Stat> {
         let (session, existing, new) = (Arc::clone(&self.session), existing.clone(), new.clone());
-        self.session.to_the_end(async move { session.link(&existing, &new).await }).await
+        self.session.changing(vec![new.clone()], async move { session.link(&existing, &new).await }).await
     }
 
     async fn remove(&self, path: &PoolPath, expected: &Expected) -> Result<()> {
         let (session, path, expected) = (Arc::clone(&self.session), path.clone(), expected.clone());
-        self.session.to_the_end(async move { session.remove(&path, &expected).await }).await
+        self.session.changing(vec![path.clone()], async move { session.remove(&path, &expected).await }).await
     }
 
     async fn remove_dir(&self, path: &PoolPath) -> Result<()> {
         let (session, path) = (Arc::clone(&self.session), path.clone());
-        self.session.to_the_end(async move { session.remove_dir(&path).await }).await
+        self.session.changing(vec![path.clone()], async move { session.remove_dir(&path).await }).await
     }
 
     async fn rename(&self, from: &PoolPath, to: &PoolPath, mode: RenameMode) -> Result<Stat> {
         let (session, from, to) = (Arc::clone(&self.session), from.clone(), to.clone());
-        self.session.to_the_end(async move { session.rename(&from, &to, mode).await }).await
+        let names = vec![from.clone(), to.clone()];
+        self.session.changing(names, async move { session.rename(&from, &to, mode).await }).await
     }
 
     async fn set_attrs(&self, path: &PoolPath, changes: &SetAttrs) -> Result<Stat> {

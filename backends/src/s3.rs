@@ -74,7 +74,7 @@ impl S3Pool {
             renames: Renames::ByCopies,
             listings: ListingSupport::AskEach,
             listed_contents: true,
-            versions: Versions { confirmed_by_reads: true, alone: true, of_directories: false },
+            versions: Versions { confirmed_by_reads: true, alone: true, of_directories: false, outlive_mounts: false },
             streams: true,
             ranged_write: false,
             parts_ahead: Some(upload::PART_BYTES),

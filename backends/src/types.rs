@@ -343,6 +343,9 @@ pub struct Versions {
     pub alone: bool,
     /// A directory's version changes when a name in it is made or removed.
     pub of_directories: bool,
+    /// An object has the same [`Identity`] after the pool was mounted or attached again.
+    #[serde(default)]
+    pub outlive_mounts: bool,
 }
 
 impl Renames {

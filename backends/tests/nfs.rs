@@ -120,7 +120,15 @@ async fn puts_that_are_given_up_leave_whole_files() {
         given_up += u32::from(timeout(Duration::from_micros(60 * round), put(&new)).await.is_err());
         // A call that was dropped at its last step may still be completed.
         let found = loop {
-            let version = pool.stat(&name).await.unwrap().version;
+            let version = match pool.stat(&name).await {
+                Ok(stat) => stat.version,
+                // The call that was given up has not ended yet.
+                Err(error) => {
+                    assert!(error.is(ErrorKind::Unavailable), "{error}");
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    continue;
+                }
+            };
             match pool.read(&name, &version, 0..u64::MAX).await {
                 Err(error) if error.is(ErrorKind::Stale) => {}
                 found => break found.unwrap(),

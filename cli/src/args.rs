@@ -169,6 +169,10 @@ pub enum Command {
         /// Repair what can be repaired.
         #[arg(long)]
         repair: bool,
+        /// Accept that the pool's directory is another one than before: it was replaced, for example restored from a
+        /// backup. For a fast directory that no daemon has open. Not for a pool that is merely not mounted.
+        #[arg(long)]
+        new_root: bool,
     },
     /// Try decisions on a trace, or on a cluster that does not exist.
     Simulate {

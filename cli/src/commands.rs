@@ -59,7 +59,7 @@ pub fn run(command: Command, output: &Output) -> Result<u8, Failure> {
         Command::Profile { command } => profile::run(command, output),
         Command::Top { path, interval, count } => top::run(path.as_deref(), interval, count, output),
         Command::Doctor { fast, pool, dry_run } => doctor::run(pool.as_deref(), &fast, dry_run, output),
-        Command::Fsck { place, repair } => fsck::run(&place, repair, output),
+        Command::Fsck { place, repair, new_root } => fsck::run(&place, repair, new_root, output),
         Command::Simulate { command } => simulate::run(&command, output),
         Command::Supervise => processes::supervise(),
         Command::Worker { runtime } => processes::worker(&runtime),

@@ -811,7 +811,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__fsck)
-            opts="-h --repair --json --help"
+            opts="-h --repair --new-root --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -58,6 +58,7 @@ impl Fixture {
             read_only: false,
             node: "here".into(),
             reattached: false,
+            other_root: Default::default(),
             for_tests: TestOptions {
                 catalog_faults: self.catalog_faults.clone(),
                 content_faults: Some(self.content_faults.clone()),

@@ -159,3 +159,29 @@ fn set_id_bits_stay_though_a_writer_was_open_when_they_were_given() {
     mount.flush();
     assert_eq!(format!("{:o}", mode(mount.pool("program"))), "6755");
 }
+
+/// A change of the owner removes `security.capability`, so it is sent before the attribute.
+///
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool."
+#[test]
+fn file_capabilities_reach_the_pool_together_with_a_new_owner() {
+    const OWNER: u32 = 4711;
+    // Version 2, effective; CAP_NET_BIND_SERVICE is permitted.
+    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mount = Mount::manual();
+    let file = mount.path("program");
+    fs::write(&file, "program").unwrap();
+    mount.flush();
+    std::os::unix::fs::chown(&file, Some(OWNER), Some(OWNER)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o750)).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&file, "security.capability", &CAPABILITY, flags).unwrap();
+    mount.flush();
+    for at in [file, mount.pool("program")] {
+        let mut value = [0; 64];
+        let length = rustix::fs::getxattr(&at, "security.capability", &mut value[..]).unwrap();
+        assert_eq!(value[..length], CAPABILITY, "{}", at.display());
+        let meta = fs::metadata(&at).unwrap();
+        assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (OWNER, OWNER, 0o750), "{}", at.display());
+    }
+}

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::{Attrs, Error, FileKind, SetAttrs, Time, XATTRS_MAX_BYTES};
 
 use super::root::PathCall;
+use super::stat::stat_fd;
 use super::trial::refused;
 
 /// The kernel's limit for a list of names and for a value.
@@ -93,13 +94,20 @@ impl<'a> AttributeTarget<'a> {
 
     /// Changes everything but the size.
     pub(super) fn change(&self, changes: &SetAttrs, may_chown: bool) -> rustix::io::Result<()> {
+        if changes.mode.is_some() && self.kind == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
         if changes.uid.is_some() || changes.gid.is_some() {
+            if let Some(mode) = changes.mode {
+                // The new owner and group have no rights meanwhile that only the old ones had.
+                let old = stat_fd(self.fd)?.mode;
+                if old & mode & 0o777 != old & 0o777 {
+                    self.chmod(old & mode & 0o777)?;
+                }
+            }
             self.chown(changes.uid, changes.gid, may_chown)?;
         }
         if let Some(mode) = changes.mode {
-            if self.kind == FileKind::Symlink {
-                return Err(Errno::OPNOTSUPP);
-            }
             self.chmod(mode)?;
         }
         if changes.atime.is_some() || changes.mtime.is_some() {

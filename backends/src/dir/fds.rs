@@ -97,7 +97,7 @@ impl OpenFiles {
         Some(Arc::clone(&kept.file))
     }
 
-    /// Must be called within a tokio runtime.
+    /// Must be called within a tokio runtime, on a thread that may block: it may close another file.
     pub(super) fn keep(self: &Arc<Self>, version: Version, file: Arc<OwnedFd>) {
         let mut state = self.state.lock();
         let evicted = state.files.push(version, KeptFile { file, last_use: Instant::now() });

@@ -3,14 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir as Entries, unlinkat};
+use rustix::fs::{AtFlags, Dir as Entries, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 
 use crate::unfinished::{boot_id, is_alive, is_of, writer};
 use crate::{DirEntry, RESERVED_PREFIX, Result};
 
+use super::probe::PROBED_LINK;
 use super::root::{PathCall, RootDirectory};
-use super::stat::{stat_name, stat_name_cached};
+use super::stat::{stat_fd, stat_name, stat_name_cached};
 
 /// Entries in one page.
 const PAGE_ENTRIES: usize = 1_000;
@@ -40,7 +41,9 @@ impl OpenListing {
             let dir = self.entries.fd().map_err(|errno| call.failed(errno))?;
             match stat_name_cached(dir, name) {
                 Ok(stat) => page.push(DirEntry::new(name.to_vec(), stat)),
-                Err(Errno::NOENT | Errno::STALE) => {}
+                Err(Errno::NOENT) => {}
+                // If the directory itself is stale, its cached entries are not a listing.
+                Err(Errno::STALE) => drop(stat_fd(dir).map_err(|errno| call.failed(errno))?),
                 Err(errno) => return Err(call.failed(errno).context(format!("stat {}", name.escape_ascii()))),
             }
         }
@@ -82,7 +85,7 @@ fn sweep_where(
 ) -> Result<u64> {
     let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
     let mut entries = Entries::read_from(&dir).map_err(|errno| call.failed(errno))?;
-    let mut removed = 0;
+    let (mut removed, mut failed) = (0, None);
     while let Some(entry) = entries.read() {
         let entry = entry.map_err(|errno| call.failed(errno))?;
         let name = entry.file_name().to_bytes();
@@ -93,13 +96,31 @@ fn sweep_where(
             removed += 1;
             continue;
         }
-        match unlinkat(&dir, name, AtFlags::empty()) {
+        match remove_unfinished(&dir, name) {
             Ok(()) => removed += 1,
             Err(Errno::NOENT) => {}
-            Err(errno) => return Err(call.failed(errno).context(format!("remove {}", name.escape_ascii()))),
+            // The other names are removed all the same.
+            Err(errno) if failed.is_none() => failed = Some((errno, name.escape_ascii().to_string())),
+            Err(_) => {}
         }
     }
-    Ok(removed)
+    match failed {
+        Some((errno, name)) => Err(call.failed(errno).context(format!("remove {name}"))),
+        None => Ok(removed),
+    }
+}
+
+fn remove_unfinished(dir: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
+    match unlinkat(dir, name, AtFlags::empty()) {
+        Err(Errno::ISDIR) => {}
+        removed => return removed,
+    }
+    // The directory of a probe.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match unlinkat(openat(dir, name, flags, Mode::empty())?, PROBED_LINK, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => unlinkat(dir, name, AtFlags::REMOVEDIR),
+        Err(errno) => Err(errno),
+    }
 }
 
 fn is_abandoned(name: &[u8]) -> bool {

@@ -1,5 +1,6 @@
 //! What the file system under a directory pool can do: tried if the directory is writable, else known by kind.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
@@ -35,10 +36,28 @@ const LOCAL_FILE_SYSTEMS: [u64; 15] = [
     0x7371_7368, // squashfs
     0xe0f5_e1e2, // erofs
 ];
+/// `f_type` of local file systems without lasting inode numbers: they draw them when a name is looked up, or are images
+/// that are replaced as a whole.
+const PASSING_NUMBERS: [u64; 4] = [
+    0x4d44,      // vfat
+    0x2011_bab0, // exfat
+    0x7371_7368, // squashfs
+    0xe0f5_e1e2, // erofs
+];
+/// `f_type` of file systems behind servers that have lasting inode numbers. FUSE and CIFS may have none.
+const LASTING_NUMBERS: [u64; 5] = [
+    0x6969,      // NFS
+    0x0bd0_0bd0, // Lustre
+    0x1983_0326, // BeeGFS
+    0x00c3_6400, // CephFS
+    0x4750_4653, // GPFS
+];
 /// The size of a sparse file that shows whether holes take space.
 const SPARSE_PROBE_BYTES: u64 = 4 << 20;
 /// BeeGFS keeps times in whole seconds.
 const BEEGFS_TIME_NS: u32 = 1_000_000_000;
+/// The name of a link in a directory that the probe makes.
+pub(super) const PROBED_LINK: &CStr = c"link";
 const PROBE_NANOS: u32 = 123_456_789;
 
 /// The capabilities of the trait, and those that only this pool needs to know.
@@ -69,7 +88,12 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
             renames: Renames::Atomic { exchange: local },
             listings: ListingSupport::Whole,
             listed_contents: false,
-            versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
+            versions: Versions {
+                confirmed_by_reads: false,
+                alone: false,
+                of_directories: true,
+                outlive_mounts: keeps_identities(magic),
+            },
             streams: false,
             ranged_write: true,
             parts_ahead: None,
@@ -99,6 +123,12 @@ pub(super) fn probe(root: BorrowedFd<'_>, striped: Option<Striped>) -> rustix::i
         Err(errno) => return Err(errno),
     }
     Ok(abilities)
+}
+
+/// Whether an object of a file system of this kind has the same inode number after another mount.
+fn keeps_identities(magic: u64) -> bool {
+    let local = LOCAL_FILE_SYSTEMS.contains(&magic) && !PASSING_NUMBERS.contains(&magic);
+    local || LASTING_NUMBERS.contains(&magic)
 }
 
 /// Two temporary files in the root, removed when dropped.
@@ -152,10 +182,11 @@ impl<'a> Probe<'a> {
         mkdirat(self.root, &dir[..], Mode::RWXU)?;
         let linked = openat(self.root, &dir[..], OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .and_then(|dir| {
-                linkat(self.root, name, &dir, c"link", AtFlags::empty())?;
-                let same = stat_name(self.root, name)
-                    .and_then(|original| Ok(stat_name(&dir, b"link")?.version.same_object(&original.version)));
-                unlinkat(&dir, c"link", AtFlags::empty())?;
+                linkat(self.root, name, &dir, PROBED_LINK, AtFlags::empty())?;
+                let same = stat_name(self.root, name).and_then(|original| {
+                    Ok(stat_name(&dir, PROBED_LINK.to_bytes())?.version.same_object(&original.version))
+                });
+                unlinkat(&dir, PROBED_LINK, AtFlags::empty())?;
                 same
             });
         let _ = unlinkat(self.root, &dir[..], AtFlags::REMOVEDIR);

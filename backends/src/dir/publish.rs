@@ -14,7 +14,12 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use crate::{Attrs, ErrorKind, Expected, FileKind, Result, Stat, UNFINISHED_XATTR, Version, unfinished_mark};
+use crate::{
+    Attrs, ErrorKind, Expected, FileKind, NAME_MAX_BYTES, RESERVED_PREFIX, Result, Stat, UNFINISHED_XATTR, Version,
+    unfinished_mark,
+};
+
+use crate::narrowed::narrowed_mode;
 
 use super::attrs::AttributeTarget;
 use super::root::PathCall;
@@ -229,31 +234,29 @@ impl Publish<'_> {
         Err(self.left_behind(staging, Errno::BUSY))
     }
 
-    fn left_behind(&self, staging: &TempFile, errno: Errno) -> crate::Error {
-        let why = format!("another writer's version may be at {}", staging.temp.escape_ascii());
-        self.call.failed(errno).context(why)
+    /// The error after which a version of another writer may be at the temporary name. It gets a name that is listed, if
+    /// that is possible: a sweep removes temporary names.
+    pub(super) fn left_behind(&self, staging: &TempFile, errno: Errno) -> crate::Error {
+        let suffix = [&b".conflict-"[..], staging.temp.strip_prefix(RESERVED_PREFIX).unwrap_or(&staging.temp)].concat();
+        let kept = self.name.len().min(NAME_MAX_BYTES.saturating_sub(suffix.len()));
+        let shown = [&self.name[..kept], &suffix].concat();
+        let flags = RenameFlags::NOREPLACE;
+        let at = match renameat_with(&staging.dir, &staging.temp[..], &staging.dir, &shown[..], flags) {
+            Ok(()) => &shown,
+            Err(_) => &staging.temp,
+        };
+        self.call.failed(errno).context(format!("another writer's version may be at {}", at.escape_ascii()))
     }
 
-    /// The mode of a file while new content is written into it in place: a user who may not read the new content must
-    /// not be able to read it meanwhile. With an old or a new ACL, the group bits are the ACL's mask.
+    /// See [`narrowed_mode`].
     fn narrowed(&self, opened: &AttributeTarget<'_>, target: &Stat) -> rustix::io::Result<u32> {
         let is_acl = |(name, _): &(Vec<u8>, Vec<u8>)| name == b"system.posix_acl_access";
         let old = match opened.xattrs() {
             Err(Errno::OPNOTSUPP) => Vec::new(),
             other => other?,
         };
-        let mut mode = target.mode & self.attrs.mode & 0o777;
-        if target.uid != self.attrs.uid {
-            mode &= 0o077;
-        }
-        if target.gid != self.attrs.gid || old.iter().chain(&self.attrs.xattrs).any(is_acl) {
-            mode &= 0o707;
-        }
-        if target.uid != self.attrs.uid || target.gid != self.attrs.gid {
-            // The owner or group changes: a member of the new group may be in the class "other" now.
-            mode &= 0o770;
-        }
-        Ok(mode)
+        let has_acl = old.iter().chain(&self.attrs.xattrs).any(is_acl);
+        Ok(narrowed_mode(target, self.attrs, has_acl))
     }
 
     /// Writes the staged content into a file that has other names, so that all of them keep naming one file. Readers

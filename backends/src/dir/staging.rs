@@ -1,6 +1,7 @@
 //! The temporary file that receives a new object's content before the object takes its name.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags, fsync, ftruncate, openat, unlinkat};
 use rustix::io::{Errno, pwrite};
@@ -64,13 +65,20 @@ pub(super) struct TempFile {
     pub(super) temp: Vec<u8>,
     /// The temporary name refers to our own file, which we may remove.
     pub(super) owned: bool,
-    /// Removing a name may wait for a server, and is then done on a blocking thread.
+    /// Closing the file and removing a name may wait for a server, and is then done on a blocking thread.
     remote: bool,
+    /// It may have got its public name, even if the call that gave it failed.
+    may_be_public: AtomicBool,
 }
 
 /// A file that cannot be removed now is left to [`DirPool::sweep`](super::DirPool::sweep).
 fn discard(dir: &OwnedFd, temp: &[u8]) {
     let _ = unlinkat(dir, temp, AtFlags::empty());
+}
+
+/// A second handle to a directory. Closing it asks no server.
+fn again(dir: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(dir, 0)
 }
 
 impl Drop for TempFile {
@@ -79,10 +87,19 @@ impl Drop for TempFile {
             return;
         }
         let runtime = tokio::runtime::Handle::try_current().ok().filter(|_| self.remote);
-        match (runtime, rustix::io::fcntl_dupfd_cloexec(&self.dir, 0)) {
-            (Some(runtime), Ok(dir)) => {
+        match (runtime, again(&self.dir), again(&self.dir)) {
+            (Some(runtime), Ok(dir), Ok(other)) => {
                 let temp = std::mem::take(&mut self.temp);
-                runtime.spawn_blocking(move || discard(&dir, &temp));
+                let file = std::mem::replace(&mut self.file, other);
+                let is_ours = !*self.may_be_public.get_mut();
+                runtime.spawn_blocking(move || {
+                    if is_ours {
+                        // Closing it would send what is not written back yet.
+                        let _ = ftruncate(&file, 0);
+                    }
+                    drop(file);
+                    discard(&dir, &temp);
+                });
             }
             _ => discard(&self.dir, &self.temp),
         }
@@ -104,7 +121,9 @@ impl TempFile {
         for _ in 0..NAME_ATTEMPTS {
             let temp = unique_name();
             match openat(&dir, &temp[..], flags, Mode::RUSR | Mode::WUSR) {
-                Ok(file) => return Ok(Self { file, dir, temp, owned: true, remote }),
+                Ok(file) => {
+                    return Ok(Self { file, dir, temp, owned: true, remote, may_be_public: AtomicBool::new(false) });
+                }
                 // A process with our number left it, before a restart or in another container.
                 Err(Errno::EXIST | Errno::INTR) => {}
                 Err(errno) => return Err(call.failed(errno)),
@@ -124,6 +143,7 @@ impl TempFile {
 
     /// Sets size and attributes and makes the content durable. Afterwards only the name is missing.
     pub(super) fn finish(&self, call: PathCall<'_>, size: u64, attrs: &Attrs, may_chown: bool) -> Result<()> {
+        self.may_be_public.store(true, Ordering::Relaxed);
         ftruncate(&self.file, size).map_err(|errno| call.failed(errno))?;
         let target = AttributeTarget::opened(self.file.as_fd(), FileKind::File);
         target.apply(attrs, may_chown).map_err(|why| why.of(call))?;

@@ -90,13 +90,13 @@ impl DirPool {
         let first = batches.next().await?;
         let (at, attributes, wanted, last) = (path.clone(), attrs.clone(), expected.clone(), batches.ended);
         // A small object needs only one trip to a blocking thread.
-        let begun = self.blocking(move |pool| {
+        let begun = self.publishing(vec![path.clone()], move |pool, change| {
             let call = pool.root.call("put", &at);
             pool.check_new(call, &attributes)?;
             let staging = TempFile::create(&pool.root, call, !pool.abilities.public.local)?;
             staging.write(call, &first)?;
             if last {
-                let stat = pool.publish(staging, &at, size, &attributes, &wanted)?;
+                let stat = pool.publish(staging, &at, size, &attributes, &wanted, change)?;
                 return Ok(ControlFlow::Break(pool.outward(stat)));
             }
             let stripe = pool.stripes.stripe_of(&staging.file);
@@ -114,8 +114,10 @@ impl DirPool {
             return Err(Error::new(ErrorKind::Os(libc::EIO), Side::Pool, format!("put {path}: a write has not ended")));
         };
         let (path, attrs) = (path.clone(), attrs.clone());
-        self.blocking(move |pool| pool.publish(staging, &path, size, &attrs, &expected).map(|stat| pool.outward(stat)))
-            .await
+        self.publishing(vec![path.clone()], move |pool, change| {
+            pool.publish(staging, &path, size, &attrs, &expected, change).map(|stat| pool.outward(stat))
+        })
+        .await
     }
 
     /// Writes the remaining batches, `width` at a time.

@@ -108,6 +108,10 @@ impl AttributeChange {
         }
     }
 
+    pub(super) fn of_mode(mode: u32) -> Self {
+        Self { mode: Some(mode), ..Self::default() }
+    }
+
     pub(super) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }

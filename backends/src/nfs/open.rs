@@ -187,7 +187,7 @@ fn capabilities(info: &FSINFO3resok, name_max: u32, rights: Rights) -> Capabilit
         renames: Renames::Atomic { exchange: false },
         listings: ListingSupport::Whole,
         listed_contents: false,
-        versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true },
+        versions: Versions { confirmed_by_reads: false, alone: false, of_directories: true, outlive_mounts: true },
         streams: false,
         ranged_write: true,
         parts_ahead: None,

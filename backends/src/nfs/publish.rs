@@ -10,12 +10,14 @@ use bytes::Bytes;
 use nfs3_client::nfs3_types::nfs3::{FSSTAT3args, nfsstat3};
 use tokio::sync::OwnedMutexGuard;
 
+use crate::abandoned::ChangeWork;
+use crate::narrowed::narrowed_mode;
 use crate::{Attrs, ErrorKind, Expected, FileKind, Piece, PoolPath, Result, Stat, Version};
 
 use super::attributes::{AttributeChange, FoundObject};
 use super::credentials::Owner;
 use super::failure::{NfsCall, NfsFailure, Outcome};
-use super::session::DirectoryName;
+use super::session::{DirectoryName, Session};
 use super::staging::NfsTempFile;
 use super::upload::NfsUpload;
 
@@ -27,6 +29,8 @@ pub(super) struct Publication {
     pub(super) expected: Expected,
     /// The version of the staged file when it was complete.
     pub(super) finished: Version,
+    /// The change of the name.
+    pub(super) change: ChangeWork,
 }
 
 impl Publication {
@@ -63,6 +67,7 @@ impl Publication {
     /// Gives the file its name. If the object at that name has other names that must keep its content, it is returned
     /// instead, to be rewritten.
     async fn publish(&self, call: NfsCall<'_>, staging: &mut NfsTempFile) -> Outcome<Option<FoundObject>> {
+        self.check_wanted(call)?;
         let name = self.path.name().unwrap_or_default().to_vec();
         let target = DirectoryName { dir: Arc::clone(&staging.temp.dir), name };
         if self.expected == Expected::Absent && self.create(call, staging, &target).await? {
@@ -75,12 +80,21 @@ impl Publication {
         };
         self.check(call, found.as_ref().map(|found| &found.stat))?;
         let together = !matches!(self.expected, Expected::Name(_));
+        self.check_wanted(call)?;
         if together && let Some(found) = found.filter(|f| f.stat.kind == FileKind::File && f.stat.nlink > 1) {
             return Ok(Some(found));
         }
         staging.session.rename_slot(&staging.temp, &target, &staging.file, &[staging.owner]).await?;
         staging.owned = false;
         Ok(None)
+    }
+
+    /// Fails if the caller has given up: a later call may have written another version by now.
+    fn check_wanted(&self, call: NfsCall<'_>) -> Outcome<()> {
+        match self.change.is_abandoned() {
+            true => Err(call.refused(ErrorKind::Conflict, "it was given up before it had its name")),
+            false => Ok(()),
+        }
     }
 
     /// Checks that the object that has the name now may be replaced.
@@ -119,6 +133,13 @@ impl Publication {
         Ok(true)
     }
 
+    /// The mode of a file while the content is written into it. The protocol shows no ACLs, so there may be one. A process
+    /// that is not root on the server writes as the owner, and must remain able to.
+    fn narrowed(&self, session: &Session, target: &Stat) -> u32 {
+        let of_owner = if session.can.objects.owners { 0 } else { target.mode & 0o700 };
+        narrowed_mode(target, &self.attrs, true) | of_owner
+    }
+
     /// Writes the staged content into a file that has other names, so that all of them keep naming one file. Readers
     /// by version get `Stale`, never a mixture. A crash in the middle leaves a torn file; this protocol has no way to
     /// mark it.
@@ -132,6 +153,10 @@ impl Publication {
         let available = session.calls.call(&root, &owners).await.map_err(told)?.abytes;
         if self.size.saturating_sub(target.stat.size) > available {
             return Err(told(NfsFailure::Status(nfsstat3::NFS3ERR_NOSPC)));
+        }
+        let narrowed = self.narrowed(&session, &target.stat);
+        if narrowed != target.stat.mode {
+            session.settle(&target.handle, &owners, &AttributeChange::of_mode(narrowed), None).await.map_err(told)?;
         }
         let mut upload = NfsUpload::new(Arc::clone(&session), target.handle.clone(), owners.clone());
         let mut at = 0;

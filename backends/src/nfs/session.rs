@@ -12,6 +12,7 @@ use nfs3_client::nfs3_types::nfs3::{
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
+use crate::abandoned::AbandonedChanges;
 use crate::{Capabilities, Error, ErrorKind, FileKind, Identity, PoolPath, Result, Side, Stat};
 
 use super::attributes::{AttributeChange, FoundObject, option, stat_of};
@@ -34,6 +35,7 @@ pub(super) struct Session {
     root_fsid: u64,
     publishing: [Arc<tokio::sync::Mutex<()>>; PUBLISH_LOCKS],
     changes: Arc<Semaphore>,
+    pub(super) abandoned: Arc<AbandonedChanges>,
 }
 
 /// The most bytes of one READ and WRITE, and the largest file, in bytes.
@@ -90,6 +92,7 @@ impl Session {
             root_fsid,
             publishing: std::array::from_fn(|_| Arc::default()),
             changes: Arc::new(Semaphore::new(MAX_CHANGES)),
+            abandoned: Arc::default(),
         }
     }
 
@@ -120,6 +123,23 @@ impl Session {
         };
         let task = tokio::spawn(task.boxed());
         task.await.map_err(|failure| stopped("its task ended").with_source(failure))?
+    }
+
+    /// Like [`Self::to_the_end`], for a change of these names. If the caller is dropped, the names are not looked at until
+    /// the change has ended.
+    pub(super) async fn changing<T: Send + 'static>(
+        &self,
+        names: Vec<PoolPath>,
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (_caller, work) = self.abandoned.begin(names);
+        let change = async move {
+            let answer = change.await;
+            // Before the caller has the answer.
+            drop(work);
+            answer
+        };
+        self.to_the_end(change).await
     }
 
     /// Takes the lock of the writers of `path` in this process.

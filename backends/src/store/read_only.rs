@@ -76,7 +76,12 @@ impl StorePool {
             renames: Renames::Unable,
             listings,
             listed_contents: false,
-            versions: Versions { confirmed_by_reads: false, alone: bucket.web.is_none(), of_directories: false },
+            versions: Versions {
+                confirmed_by_reads: false,
+                alone: bucket.web.is_none(),
+                of_directories: false,
+                outlive_mounts: false,
+            },
             streams: true,
             ranged_write: false,
             parts_ahead: None,

@@ -126,3 +126,34 @@ async fn new_objects_belong_to_whom_they_are_for() {
         assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (USER, 12, 0o640), "{name}");
     }
 }
+
+/// A file with two names is rewritten in place. Until it has the mode of the new content, the new content is not there
+/// for users to whom only the old content was open.
+#[tokio::test(flavor = "multi_thread")]
+async fn private_content_is_never_in_a_file_with_its_old_mode() {
+    let server = start(Squash::None);
+    let unreliable = NfsFaultProxy::start(server.nfs_port()).await;
+    let pool = NfsPool::open(&server.url_by("/pool", unreliable.port())).await.unwrap();
+    let (file, other) = (server.export().join("f"), server.export().join("other"));
+    fs::write(&file, "old").unwrap();
+    fs::hard_link(&file, other).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    chown(&file, Some(USER), Some(USER)).unwrap();
+    let expected = Expected::Version(pool.stat(&path("f")).await.unwrap().version);
+    let attrs = Attrs { uid: USER, gid: USER, mode: 0o600, ..attrs() };
+    // The first WRITE goes to the temporary file. The answer to the second one arrives late, so that the file is seen.
+    unreliable.lose_after(1, procedure::WRITE, Loss::Answer);
+    let name = path("f");
+    let put = pool.put(&name, 7, pieces(&[(0, "private")]), &attrs, &expected);
+    let watched = tokio::task::spawn_blocking(move || {
+        let since = std::time::Instant::now();
+        while fs::read(&file).unwrap() != b"private" {
+            assert!(since.elapsed() < LIMIT, "the content never came");
+        }
+        fs::metadata(&file).unwrap().mode() & 0o7777
+    });
+    let (put, seen) = futures::join!(timeout(LIMIT, put), watched);
+    assert_eq!(seen.unwrap() & 0o077, 0, "others may read what is private");
+    let put = put.unwrap().unwrap();
+    assert_eq!((put.mode, put.uid, put.nlink), (0o600, USER, 2));
+}

@@ -13,18 +13,29 @@ use crate::output::Output;
 use crate::targets;
 use crate::values::{bytes, files, shown};
 
-pub fn run(place: &Path, repair: bool, output: &Output) -> Result<Exit, Failure> {
+pub fn run(place: &Path, repair: bool, new_root: bool, output: &Output) -> Result<Exit, Failure> {
+    let served = || {
+        Failure::usage(format!(
+            "--new-root is for a fast directory that no daemon has open, unlike {}",
+            place.display()
+        ))
+        .remedy("unmount Forebay, and give the directory that was named to `forebay mount --fast`")
+    };
     if let Some(root) = MultiMountRoot::meant_by(place) {
+        if new_root {
+            return Err(served());
+        }
         return targets::each(root.places()?, output, |place| {
             output.heading(place.entry.mountpoint());
             Ok(told(&online(&place.entry, repair)?, output))
         });
     }
     let report = match user_of(place) {
+        Some(_) if new_root => return Err(served()),
         Some(entry) => online(&entry, repair)?,
         None => {
             let fast = place.canonicalize().map_err(|e| Failure::given(place.display(), &e))?;
-            offline::fsck(&offline::recall(&fast)?, repair)?
+            offline::fsck(&offline::recall(&fast)?, repair, new_root)?
         }
     };
     Ok(told(&report, output))

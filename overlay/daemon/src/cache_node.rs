@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_backends::decorators::Metrics;
-use forebay_engine::UserGroups;
+use forebay_engine::{OtherRoot, UserGroups};
 use forebay_jobs::Jobs;
 use forebay_serve::{
     AccessLog, AccessRules, CacheNode, CacheNodeOptions, Certificate, ContentOptions, FreshnessOptions, Listener,
@@ -183,7 +183,8 @@ async fn serve(
     let NodeSockets { content, certificate, metrics, peers: peer_socket } = sockets;
     let mount = &config.mount;
     let mut signals = Signals::new().map_err(|e| Failure::io("cannot receive signals", &e))?;
-    let worker::Engine { overlay, pool, not_attached } = worker::open(mount, worker::policy(mount)?, false).await?;
+    let worker::Engine { overlay, pool, not_attached } =
+        worker::open(mount, worker::policy(mount)?, false, OtherRoot::Refuse).await?;
     notes.extend(
         not_attached.map(|why| format!("only what is resident is served, until the pool can be attached: {why}")),
     );

@@ -10,7 +10,7 @@ use super::{Failure, FailureKind, registry, worker};
 use forebay_api::operator::FsckReport;
 use forebay_backends::PoolDescription;
 use forebay_cache::guard;
-use forebay_engine::salvage;
+use forebay_engine::{OtherRoot, salvage};
 use futures::FutureExt;
 use serde::{Deserialize, Serialize};
 
@@ -90,14 +90,15 @@ pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
 }
 
 /// Opens a fast pool as it was last mounted, checks it, and closes it. With `repair`, a catalog that cannot be opened
-/// is replaced by an empty one. What the old catalog knew and the pool does not have is set aside.
-pub fn fsck(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
+/// is replaced by an empty one. What the old catalog knew and the pool does not have is set aside. With `new_root`, the
+/// pool's root may be another directory than before, and is the pool's root from now on.
+pub fn fsck(config: &MountConfig, repair: bool, new_root: bool) -> Result<FsckReport, Failure> {
     let salvaged = if repair { salvage::salvage(&config.fast)? } else { None };
-    let Some(salvaged) = salvaged else { return check(config, repair) };
+    let Some(salvaged) = salvaged else { return check(config, repair, new_root) };
     Ok(FsckReport { problems: salvaged.lost, notes: salvaged.notes, repaired: 0, ..FsckReport::default() })
 }
 
-fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
+fn check(config: &MountConfig, repair: bool, new_root: bool) -> Result<FsckReport, Failure> {
     let rt = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -107,7 +108,8 @@ fn check(config: &MountConfig, repair: bool) -> Result<FsckReport, Failure> {
         // A check changes nothing in the pool: due intents stay due. The tiers are those of the mount: content on a
         // tier that a policy does not name is given up.
         let policy = worker::policy(config)?.that_flushes_by_request();
-        let overlay = worker::open(config, policy, false).await?.overlay;
+        let other_root = if new_root { OtherRoot::Accept } else { OtherRoot::Refuse };
+        let overlay = worker::open(config, policy, false, other_root).await?.overlay;
         let report = overlay.fsck(repair).await;
         overlay.shutdown().await?;
         Ok(report?)

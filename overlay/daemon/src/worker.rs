@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_backends::decorators::{CallLimits, Deadline, Metrics, Throttle};
 use forebay_backends::dir::MAX_BLOCKING_CALLS;
 use forebay_backends::{AttachTimes, OpenedPool, Pool, PoolDescription, PoolLocation};
-use forebay_engine::{Options, Overlay};
+use forebay_engine::{Options, OtherRoot, Overlay};
 use forebay_fuse::{self as fuse, Attach, Handshake, MountOptions, Mounted, PassthroughState};
 use forebay_jobs::{Collector, Jobs, WatchOptions};
 use forebay_policy::Policy;
@@ -80,7 +80,8 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let settings = peers::settings(config)?;
     let fresh = settings.as_ref().filter(|_| attach == Attach::Fresh);
     let peer_socket = fresh.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
-    let engine = open(config, policy_in_force(runtime, config)?, attach != Attach::Fresh).await?;
+    let policy = policy_in_force(runtime, config)?;
+    let engine = open(config, policy, attach != Attach::Fresh, OtherRoot::Refuse).await?;
     let Engine { overlay, pool, not_attached } = engine;
     let peers = peers::start(config, settings, peer_socket, &overlay)?;
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
@@ -189,7 +190,13 @@ pub(super) struct Engine {
 }
 
 /// Opens the engine of a mount. `reattached`: it takes over the mount of a worker that died, with its open files.
-pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool) -> Result<Engine, Failure> {
+/// `other_root`: what to do if the pool answers and has another root than before.
+pub(super) async fn open(
+    config: &MountConfig,
+    policy: Policy,
+    reattached: bool,
+    other_root: OtherRoot,
+) -> Result<Engine, Failure> {
     let within = if reattached { limits::POOL_ANSWER_REATTACHED } else { limits::POOL_ANSWER };
     let times = AttachTimes { within, patience: policy.pool_deadline, retry: policy.pool_retry };
     let OpenedPool { pool, not_attached } = attach_pool(config, times).await?;
@@ -204,6 +211,7 @@ pub(super) async fn open(config: &MountConfig, policy: Policy, reattached: bool)
         memory_bytes: config.memory_bytes.unwrap_or(forebay_engine::DEFAULT_MEMORY_BYTES),
         content_io: Default::default(),
         read_only,
+        other_root: if not_attached.is_some() { OtherRoot::CompareLater } else { other_root },
         reattached,
         for_tests: Default::default(),
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),

@@ -23,6 +23,7 @@ use super::{Inner, Ino, Txn};
 use crate::node::{Node, NodeState};
 use crate::pool_calls::{CONFIRM_WITHIN, NameQuery, QueryStamp};
 pub(crate) use grown::Growth;
+pub(crate) use import::is_other_root;
 pub(crate) use listing::{CONTENTS_BYTES, ListedContents};
 pub(crate) use xattrs::chmod_acl;
 

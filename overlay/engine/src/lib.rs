@@ -105,7 +105,7 @@ mod xattrs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side};
+use forebay_backends::{Error, ErrorKind, FileKind, Pool, PoolPath, Result, Side, Version};
 use forebay_cache::{ContentNumbers, ContentStore, PreallocatedFiles, Trash};
 use forebay_catalog::{Catalog, Durability, InodeRecord};
 use forebay_system::descriptors;
@@ -118,6 +118,7 @@ pub use advisor::{Advisor, Foreseen, Means};
 pub use ahead::{AHEAD_REQUESTS, requests_of};
 pub use census::Census;
 pub(crate) use coherence::Growth;
+use coherence::is_other_root;
 pub use forebay_cache::{Content, content_io};
 pub use forebay_catalog::WriteFaults;
 pub use forebay_policy::Policy;
@@ -150,11 +151,25 @@ pub struct Options {
     pub memory_bytes: u64,
     pub content_io: content_io::Choice,
     pub read_only: bool,
+    pub other_root: OtherRoot,
     /// The name of this node, for the names of conflicting copies.
     pub node: String,
     /// Whether the mount was taken over from a daemon that died. Programs may still have unlinked files open.
     pub reattached: bool,
     pub for_tests: TestOptions,
+}
+
+/// What to do if the root of the pool is another directory than the one that the catalog knows. Often, the file system
+/// that holds the pool is not mounted, and the directory is the mount point beneath.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OtherRoot {
+    /// The pool does not count as there: opening the overlay fails with `Unavailable`.
+    #[default]
+    Refuse,
+    /// It is the pool from now on: it was replaced on purpose.
+    Accept,
+    /// Opening the overlay does not ask the pool, which is not attached yet. The root is compared when it is seen.
+    CompareLater,
 }
 
 /// What only tests set.
@@ -291,7 +306,7 @@ impl Overlay {
                 peers: OnceLock::new(),
                 stop: tokio_util::sync::CancellationToken::new(),
             });
-            inner.ensure_root().await?;
+            inner.ensure_root(options.other_root).await?;
             let again = inner.clone();
             blocking(move || again.take_up_scratch().and_then(|()| again.take_up_views())).await?;
             background::start(&inner).await?;
@@ -351,9 +366,10 @@ impl Overlay {
 }
 
 impl Inner {
-    async fn ensure_root(self: &Arc<Self>) -> Result<()> {
-        if self.catalog.inode(Ino::ROOT)?.is_some() {
-            return Ok(());
+    /// Makes the record of the root in a new catalog. With an older one, makes sure that the pool still has this root.
+    async fn ensure_root(self: &Arc<Self>, other: OtherRoot) -> Result<()> {
+        if let Some(known) = self.catalog.inode(Ino::ROOT)? {
+            return self.confirm_root(known, other).await;
         }
         let stat = self.pool.stat(&PoolPath::root()).await.map_err(|e| e.context("the pool's root"))?;
         if stat.kind != FileKind::Directory {
@@ -366,6 +382,28 @@ impl Inner {
         let mut batch = self.catalog.batch();
         batch.put_inode(Ino::ROOT, &InodeRecord::from_pool(&stat, None), false);
         self.catalog.write(batch)
+    }
+
+    /// # Errors
+    /// `Unavailable` if the pool has another root, and that is not accepted. A pool that does not answer is no error: the
+    /// root is compared again when it does.
+    async fn confirm_root(self: &Arc<Self>, mut known: InodeRecord, other: OtherRoot) -> Result<()> {
+        if other == OtherRoot::CompareLater || !self.pool.capabilities().versions.outlive_mounts {
+            return Ok(());
+        }
+        let Ok(stat) = self.pool.stat(&PoolPath::root()).await else { return Ok(()) };
+        if other == OtherRoot::Refuse || !is_other_root(&known, &stat) {
+            return self.refuse_other_root(&known, &stat);
+        }
+        let Version::Inode { dev, ino, born, .. } = stat.version else { return Ok(()) };
+        tracing::warn!("{} has another root, which was accepted", self.pool.url());
+        // No directory had this version, so the names are listed again before they are used.
+        let never = Default::default();
+        known.version = Some(Version::Inode { dev, ino, born, mtime: never, ctime: never, size: 0 });
+        let mut batch = self.catalog.batch();
+        batch.put_inode(Ino::ROOT, &known, false);
+        self.catalog.write(batch)?;
+        self.catalog.sync()
     }
 }
 

@@ -61,6 +61,7 @@ mod tests {
             read_only: false,
             node: "here".into(),
             reattached: false,
+            other_root: Default::default(),
             for_tests: Default::default(),
         };
         Overlay::open(options).await.unwrap()

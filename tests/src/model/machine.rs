@@ -65,6 +65,7 @@ impl Machine {
             read_only: false,
             node: "here".into(),
             reattached: false,
+            other_root: Default::default(),
             for_tests: TestOptions {
                 lose_unsynced: self.config.world == World::PowerCuts,
                 open_contents: self.config.few_descriptors.then_some(2),

@@ -47,6 +47,7 @@ async fn daemon() -> Daemon {
         content_io: Default::default(),
         read_only: false,
         reattached: false,
+        other_root: Default::default(),
         for_tests: Default::default(),
         node: "test".into(),
     };

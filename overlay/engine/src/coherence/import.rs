@@ -153,13 +153,31 @@ impl Inner {
         Ok(())
     }
 
+    /// Fails if `stat`, which the pool reports of its root, belongs to another directory than the root that the catalog
+    /// knows. Its names would be taken for those of the pool: the known names would be forgotten, and dirty files flushed
+    /// to where they do not belong.
+    pub(crate) fn refuse_other_root(&self, known: &InodeRecord, stat: &Stat) -> Result<()> {
+        if !self.pool.capabilities().versions.outlive_mounts || !is_other_root(known, stat) {
+            return Ok(());
+        }
+        let what = format!(
+            "{} is another directory than before: mount the file system that holds the pool; if the pool was replaced on \
+             purpose, unmount Forebay and give its fast directory to `forebay fsck --new-root`",
+            self.pool.url()
+        );
+        Err(Error::new(ErrorKind::Unavailable, Side::Pool, what))
+    }
+
     /// Handles a new version of an inode in the pool, seen under `link`. `false`: the answer came too late to count.
     ///
     /// # Errors
-    /// `Stale` if the name now stands for another inode.
+    /// `Stale` if the name now stands for another inode; `Unavailable` if the pool's root is another directory.
     pub(super) fn changed(&self, ino: Ino, link: Option<&Link>, stat: &Stat, asked: QueryStamp) -> Result<bool> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
+        if ino == Ino::ROOT {
+            self.refuse_other_root(record, stat)?;
+        }
         if record.file.is_dirty() {
             return Ok(true);
         }
@@ -343,6 +361,15 @@ impl Inner {
             self.tell_kernel_name(*parent, name);
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: removed in the pool", name.escape_ascii())))
+    }
+}
+
+/// Returns whether `stat` is of another directory than the root that the catalog knows. Object stores have no identities.
+pub(crate) fn is_other_root(known: &InodeRecord, stat: &Stat) -> bool {
+    let identity = |version: &Version| version.identity();
+    match (known.version.as_ref().and_then(identity), identity(&stat.version)) {
+        (Some(known), Some(now)) => !known.is_same(now),
+        _ => false,
     }
 }
 

@@ -176,6 +176,9 @@ impl Inner {
                 let path = self.pool_path(dir)?;
                 let read = async {
                     let stat = self.pool.stat(&path).await?;
+                    if dir == Ino::ROOT {
+                        self.refuse_other_root(&self.record_of(dir)?, &stat)?;
+                    }
                     let mut listing = match contents {
                         Some(_) => self.pool.list_with_contents(&path, CONTENTS_BYTES).await?,
                         None => self.pool.list(&path).await?,

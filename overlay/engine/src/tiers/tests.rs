@@ -54,6 +54,7 @@ impl Tiered {
             read_only: false,
             node: "here".into(),
             reattached: false,
+            other_root: Default::default(),
             for_tests: TestOptions::default(),
         };
         let begun = Instant::now();

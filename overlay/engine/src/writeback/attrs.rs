@@ -377,6 +377,16 @@ impl Inner {
         } else {
             self.sync_written().await?;
         }
+        if owner && !record.dirty_xattrs.is_empty() {
+            // A change of the owner removes `security.capability`, so the owner is sent before it. The mode goes with the
+            // owner as it is without ACLs, and again after them, because they change it.
+            let sent: Vec<_> = record.dirty_xattrs.iter().map(|(name, value)| (name, value.as_deref())).collect();
+            let acls: Vec<_> = sent.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+            let mode = changes.mode.map(|mode| mode_without(mode, &acls));
+            let first = SetAttrs { mode, uid: changes.uid, gid: changes.gid, ..SetAttrs::default() };
+            self.ask(self.pool.set_attrs(path, &first)).await.map_err(|e| e.context(path))?;
+            (changes.uid, changes.gid) = (None, None);
+        }
         let (mut refused, mut why) = (Vec::new(), None);
         for (name, value) in &record.dirty_xattrs {
             let sent = match value {
