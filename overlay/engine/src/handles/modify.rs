@@ -107,7 +107,7 @@ impl Inner {
             state.spilled();
             state.emptied = true;
             state.pool_sync = PoolSync::default();
-            state.kernel.pages_stale = true;
+            state.kernel.pages_go_stale();
         })?;
         txn.commit()?;
         self.keep_open(node.ino);
