@@ -450,8 +450,11 @@ impl Filesystem for MountSession {
         reply: ReplyEmpty,
     ) {
         let (overlay, name, value) = (self.overlay.clone(), bytes(name), value.to_vec());
-        let caller = convert::caller(request);
-        let work = async move { overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await };
+        let (caller, repeated) = (convert::caller(request), resend::is_repeated(request));
+        let work = async move {
+            let set = overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await;
+            resend::attribute_set(&overlay, Ino(ino.0), &name, &value, repeated, set).await
+        };
         self.dispatch_done(request, Operation::Setxattr, self.changes(Ino(ino.0), work), reply);
     }
 
