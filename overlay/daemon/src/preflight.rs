@@ -10,9 +10,10 @@ use forebay_backends::PoolLocation;
 use forebay_cache::guard;
 
 use super::config::MountConfig;
+use super::policy_files::NamedAccounts;
 use super::registry::{self, RegisteredMount};
 use super::worker::policy;
-use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
+use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, policy_files, unmount};
 
 /// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
@@ -71,6 +72,9 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
         if config.fast[..at].contains(fast) {
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
         }
+    }
+    if let Some(files) = &config.policy {
+        config.accounts = policy_files::compile_with(files, &config.pool, &NamedAccounts::default())?.1;
     }
     for tier in &policy(config)?.tiers {
         for dir in &tier.dirs {

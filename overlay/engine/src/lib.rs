@@ -133,8 +133,8 @@ pub use tasks::blocking;
 pub(crate) use tasks::to_its_end;
 pub(crate) use txn::Txn;
 pub use types::{
-    Attr, CachedPages, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
-    is_writable,
+    Attr, CachedPages, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime,
+    Space, is_writable,
 };
 pub(crate) use writeback::sync::NamesSync;
 

@@ -60,7 +60,7 @@ async fn daemon() -> Daemon {
         runtime,
         pool: "/p".into(),
         pool_calls: Arc::new(Metrics::new(Arc::new(MemoryPool::new()))),
-        peers: None,
+        peers: Arc::default(),
     };
     let server = Server::start(&entry.runtime.socket(), overlay, jobs.clone(), Arc::new(facts)).unwrap();
     Daemon { temp, entry, jobs, _server: server }
