@@ -103,12 +103,23 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
 /// Carries out the plan: creates directories and detaches a dead mount.
 pub fn prepare(plan: &MountPlan) -> Result<(), Failure> {
     if plan.stale_mount {
-        let mountpoint = &plan.config.mountpoint;
-        unmount::take_away(mountpoint, true)
-            .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
-        registry::Runtime::of(mountpoint).remove();
+        detach_dead(&plan.config.mountpoint)?;
     }
     create_storage(&plan.config, &plan.to_create)
+}
+
+/// Detaches a dead mount, and removes what its daemon left. Fails if another daemon serves the mountpoint by now.
+pub(super) fn detach_dead(mountpoint: &Path) -> Result<(), Failure> {
+    let runtime = registry::Runtime::of(mountpoint);
+    // No supervisor begins while this is held.
+    let claimed = runtime.claim()?;
+    if existing_mount(mountpoint)? {
+        unmount::take_away(mountpoint, true)
+            .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
+    }
+    runtime.remove();
+    drop(claimed);
+    Ok(())
 }
 
 /// Creates the fast directories that do not exist yet, and takes possession of all of them.

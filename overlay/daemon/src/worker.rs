@@ -177,9 +177,7 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
         );
     }
     let closed = jobs.shutdown().await.map_err(Failure::from);
-    if !state.supervisor.is_alive() {
-        runtime.remove();
-    }
+    runtime.remove_if_over(state);
     closed
 }
 
