@@ -64,9 +64,11 @@ impl From<SystemTime> for Time {
             Ok(d) => Self { secs: d.as_secs() as i64, nanos: d.subsec_nanos() },
             Err(before) => {
                 let d = before.duration();
+                // The earliest time is 2^63 seconds before 1970, which no i64 holds without its sign.
+                let secs = 0_i64.saturating_sub_unsigned(d.as_secs());
                 match d.subsec_nanos() {
-                    0 => Self { secs: -(d.as_secs() as i64), nanos: 0 },
-                    n => Self { secs: -(d.as_secs() as i64) - 1, nanos: 1_000_000_000 - n },
+                    0 => Self { secs, nanos: 0 },
+                    n => Self { secs: secs.saturating_sub(1), nanos: 1_000_000_000 - n },
                 }
             }
         }
@@ -75,12 +77,11 @@ impl From<SystemTime> for Time {
 
 impl From<Time> for SystemTime {
     fn from(time: Time) -> Self {
-        let nanos = Duration::from_nanos(u64::from(time.nanos));
-        if time.secs >= 0 {
-            UNIX_EPOCH + Duration::from_secs(time.secs as u64) + nanos
-        } else {
-            UNIX_EPOCH - Duration::from_secs(time.secs.unsigned_abs()) + nanos
-        }
+        let whole = Duration::from_secs(time.secs.unsigned_abs());
+        let seconds = if time.secs >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
+        // Each time whose nanoseconds are less than a second can be represented.
+        let at = seconds.and_then(|at| at.checked_add(Duration::from_nanos(u64::from(time.nanos))));
+        at.unwrap_or(UNIX_EPOCH)
     }
 }
 
@@ -451,4 +452,21 @@ pub struct Stripe {
     pub chunk_bytes: u64,
     /// At least 1.
     pub targets: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_and_the_latest_time_go_there_and_back() {
+        for secs in [i64::MIN, i64::MIN + 1, -2, -1, 0, 1, i64::MAX - 1, i64::MAX] {
+            for nanos in [0, 1, 999_999_999] {
+                let time = Time { secs, nanos };
+                assert_eq!(Time::from(SystemTime::from(time)), time);
+            }
+        }
+        let garbled = Time { secs: i64::MAX, nanos: u32::MAX };
+        assert_eq!(SystemTime::from(garbled), UNIX_EPOCH);
+    }
 }

@@ -528,3 +528,25 @@ fn odd_names_pass_through_lists_and_listings() {
     // One row for each name: a newline in a name does not make two rows.
     assert_eq!(mount.forebay(["ls"], &[&mount.place.mnt()]).ok().out.lines().count(), odd_names().len());
 }
+
+/// A time that no clock shows is a time like any other: no request of a program ends the daemon.
+#[test]
+fn the_earliest_and_the_latest_time_are_set_and_end_no_daemon() {
+    let mount = Mount::new(limit("100M"));
+    let path = mount.path("file");
+    fs::write(&path, "1").unwrap();
+    let file = File::open(&path).unwrap();
+    let worker = mount.worker();
+    for secs in [i64::MIN, i64::MIN + 1, -1, 0, i64::MAX - 1, i64::MAX] {
+        for nanos in [0, 1, 999_999_999] {
+            let time = rustix::fs::Timespec { tv_sec: secs, tv_nsec: nanos };
+            let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+            // The content file's file system may know fewer times than the kernel.
+            rustix::fs::futimens(&file, &times).unwrap();
+            fs::metadata(&path).unwrap();
+            mount.forebay(["ls"], &[&mount.place.mnt()]).ok();
+        }
+    }
+    assert_eq!(mount.worker(), worker, "the daemon ended");
+    assert_eq!(fs::read(&path).unwrap(), b"1");
+}

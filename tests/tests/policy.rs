@@ -512,3 +512,23 @@ fn files_are_checked_and_compared_without_a_mount() {
     assert_eq!((differs.code, differs.out.trim()), (Some(1), "default flush: manual -> idle:5s"));
     assert_eq!(mount.forebay(["policy", "diff"], &[&good, &good]).code, Some(0));
 }
+
+/// SEMANTICS 11: "If a worker dies, another one replaces it." It depends neither on the machine's users nor on the file of
+/// the policy that was applied.
+#[test]
+fn a_worker_that_starts_again_knows_the_users_of_the_policy_and_outlives_a_damaged_one() {
+    let mount = Mount::new(Options::policy("[[rule]]\nowner = [\"root\", \"4711\"]\nflush = \"manual\"\n"));
+    let noted = serde_json::to_value(&mount.state().config.accounts).unwrap();
+    assert_eq!(noted["users"], serde_json::json!({ "root": 0 }));
+    fs::write(mount.path("a"), "a").unwrap();
+    apply(&mount, "[[rule]]\nowner = \"root\"\nflush = \"idle:1h\"\n");
+    let applied = mount.runtime().dir().join("policy.json");
+    let kept: serde_json::Value = serde_json::from_slice(&fs::read(&applied).unwrap()).unwrap();
+    assert_eq!(kept["accounts"]["users"], serde_json::json!({ "root": 0 }));
+    fs::write(&applied, "{").unwrap();
+    let worker = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(worker);
+    assert_eq!(setting(&explain(&mount, "a"), "flush").0, "manual");
+    assert!(mount.log().contains("that of the mount is in force"), "{}", mount.log());
+}

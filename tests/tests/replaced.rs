@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_backends::{Pool, RenameMode};
 use forebay_engine::{Ino, Lookup, Overlay};
-use forebay_tests::engine::{Fixture, RDONLY, find, pool_path};
+use forebay_tests::engine::{Fixture, RDONLY, RDWR, find, opened, pool_path};
 use forebay_tests::mount::{Mount, Options};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
@@ -62,4 +62,64 @@ async fn no_lookup_misses_a_name_whose_file_is_replaced() {
         }
         overlay.release(open, RDONLY);
     }
+}
+
+/// Opens a file and closes it. Returns whether the open may let the kernel keep its pages. `answered`: the open was the
+/// kernel's, and was answered.
+async fn keeps_pages(overlay: &Overlay, ino: Ino, answered: bool) -> bool {
+    let opened = overlay.open_file(ino, RDONLY).await.unwrap();
+    if answered && !opened.pages.valid {
+        overlay.pages_dropped(ino, opened.pages);
+    }
+    overlay.release(ino, RDONLY);
+    opened.pages.valid
+}
+
+/// SEMANTICS 6: "never a mix of old and new bytes". The kernel may have pages of a version that the daemon before knew.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_from_the_time_of_a_daemon_that_died_are_dropped_at_the_next_open() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"1").await;
+    let overlay = fixture.open().await;
+    let ino = find(&overlay, "a").await;
+    assert!(keeps_pages(&overlay, ino, true).await);
+    assert!(overlay.open_dir(Ino::ROOT).await.is_ok());
+    overlay.shutdown().await.unwrap();
+    drop(overlay);
+    let overlay = opened(|| forebay_engine::Options { reattached: true, ..fixture.options() }).await;
+    // The kernel knows neither of the opens of these two callers.
+    overlay.open_inherited(ino, RDONLY).await.unwrap();
+    assert!(!keeps_pages(&overlay, ino, false).await);
+    assert!(!keeps_pages(&overlay, ino, true).await);
+    assert!(keeps_pages(&overlay, ino, true).await, "they were dropped");
+    let listing = overlay.open_dir(Ino::ROOT).await.unwrap();
+    assert!(!listing.valid);
+    assert!(!overlay.open_dir(Ino::ROOT).await.unwrap().valid, "no answer dropped the listing");
+    overlay.pages_dropped(Ino::ROOT, listing);
+    assert!(overlay.open_dir(Ino::ROOT).await.unwrap().valid);
+    overlay.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_stay_stale_until_an_open_that_drops_them_is_answered() {
+    let fixture = Fixture::new();
+    fixture.put("a", b"1").await;
+    let overlay = fixture.open().await;
+    // The kernel knows the inode, so its node stays in memory.
+    let Lookup::Found(entry) = overlay.lookup(Ino::ROOT, b"a").await.unwrap() else { panic!("no file") };
+    let ino = entry.attr.ino;
+    keeps_pages(&overlay, ino, true).await;
+    fixture.put("a", b"22").await;
+    assert_eq!(find(&overlay, "a").await, ino);
+    assert!(!keeps_pages(&overlay, ino, false).await);
+    assert!(!keeps_pages(&overlay, ino, false).await, "an open that got no answer dropped the pages");
+    let late = overlay.open_file(ino, RDONLY).await.unwrap();
+    // What a writer changes without the daemon is not in the kernel's pages, either.
+    let writer = overlay.open_file(ino, RDWR).await.unwrap();
+    overlay.pages_dropped(ino, writer.pages);
+    overlay.release(ino, RDWR);
+    overlay.pages_dropped(ino, late.pages);
+    overlay.release(ino, RDONLY);
+    assert!(!keeps_pages(&overlay, ino, true).await, "the answers are older than the last change");
+    overlay.shutdown().await.unwrap();
 }

@@ -92,6 +92,7 @@ fn config(args: args::MountArgs, kernel_options: Vec<String>) -> Result<MountCon
         metrics: args.metrics,
         peers: args.peers,
         mask_hooks: args.mask_hooks,
+        accounts: Default::default(),
         origin: None,
         kernel_options: kernel_options.into_iter().filter(|o| o != options::ALLOW_OTHER).collect(),
     })

@@ -52,6 +52,7 @@ fn config(args: ServeArgs) -> Result<CacheNodeConfig, Failure> {
             peers: args.peers,
             kernel_options: Vec::new(),
             mask_hooks: Vec::new(),
+            accounts: Default::default(),
             origin: args.reverse_proxy.then(|| args.url.clone()),
         },
         listen: args.listen,

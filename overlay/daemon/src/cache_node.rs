@@ -22,6 +22,7 @@ use url::Url;
 
 use super::config::MountConfig;
 use super::metrics::{self, MetricsServer, MountParts};
+use super::peers::PeersOfMount;
 use super::registry::{MountState, Phase, Process, Runtime, now_unix};
 use super::server::{Facts, Server};
 use super::supervisor::Signals;
@@ -194,7 +195,8 @@ async fn serve(
     overlay.set_mount(&path, false);
     let settings = peers::settings(mount)?;
     let peers = peers::start(mount, settings, peer_socket, &overlay)?;
-    let facts = Facts { peers: peers.as_ref().map(|server| server.peers.clone()), ..facts(runtime, mount, pool) };
+    let peers = PeersOfMount::from(peers);
+    let facts = Facts { peers: peers.known.clone(), ..facts(runtime, mount, pool) };
     let facts = Arc::new(facts);
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
@@ -240,9 +242,7 @@ async fn serve(
         () = async { while signals.asks_to_reload().await {} } => {}
     }
     drop((clients, numbers));
-    if let Some(peers) = peers {
-        peers.leave().await;
-    }
+    peers.leave().await;
     jobs.shutdown().await.map_err(Failure::from)
 }
 
@@ -272,7 +272,7 @@ fn facts(runtime: &Runtime, mount: &MountConfig, pool_calls: Arc<Metrics>) -> Fa
         runtime: runtime.clone(),
         pool: mount.source().to_owned(),
         pool_calls,
-        peers: None,
+        peers: Arc::default(),
     }
 }
 

@@ -9,6 +9,7 @@ use rustix::mount::MountFlags;
 use serde::{Deserialize, Serialize};
 
 use super::mounts;
+use super::policy_files::NamedAccounts;
 
 /// The speed to which a pool is slowed down, for demonstrations and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +33,9 @@ pub struct MountConfig {
     pub limit_bytes: Option<u64>,
     /// The text of the policy, not the name of its file: a restart must use the same policy.
     pub policy: Option<PolicyFiles>,
+    /// What the names of users and groups in it stood for when the mount was made.
+    #[serde(default)]
+    pub accounts: NamedAccounts,
     pub read_only: bool,
     /// The pool never changes, neither through this mount nor through another client.
     pub immutable: bool,
@@ -119,6 +123,7 @@ mod tests {
             fast: vec!["/nvme".into()],
             limit_bytes: Some(7),
             policy: None,
+            accounts: NamedAccounts::default(),
             read_only: true,
             immutable: false,
             allow_other: false,

@@ -110,7 +110,7 @@ fn operations(requests: &RequestLatencies) -> OperationCounts {
 }
 
 fn peers(facts: &Facts) -> Option<PeersStatus> {
-    facts.peers.as_ref().map(|peers| peers.status())
+    facts.peers.get().map(|peers| peers.status())
 }
 
 impl MountSource for PageSource {

@@ -3,12 +3,13 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use forebay_engine::Overlay;
 use forebay_peers::{EtcdMembers, PeerClient, PeerDoor, PeerSettings, Peers};
 use futures::FutureExt;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -32,6 +33,40 @@ impl PeerServer {
             && tokio::time::timeout(limits::LEAVE, in_etcd).await.is_err()
         {
             tracing::warn!("etcd does not answer: the other nodes know this one until its lease ends");
+        }
+    }
+}
+
+/// This node among the peers of a mount. A mount that was taken over may get them later.
+#[derive(Default)]
+pub struct PeersOfMount {
+    pub known: Arc<OnceLock<Arc<Peers>>>,
+    server: Arc<Mutex<Option<PeerServer>>>,
+    waits: Option<DropGuard>,
+}
+
+impl From<Option<PeerServer>> for PeersOfMount {
+    fn from(server: Option<PeerServer>) -> Self {
+        let this = Self::default();
+        this.have(server);
+        this
+    }
+}
+
+impl PeersOfMount {
+    fn have(&self, server: Option<PeerServer>) {
+        if let Some(server) = &server {
+            let _ = self.known.set(server.peers.clone());
+        }
+        *self.server.lock() = server;
+    }
+
+    /// Leaves the cluster.
+    pub async fn leave(self) {
+        drop(self.waits);
+        let server = self.server.lock().take();
+        if let Some(server) = server {
+            server.leave().await;
         }
     }
 }
@@ -82,6 +117,39 @@ pub fn start(
         etcd.map(|etcd| tokio::spawn(EtcdMembers::new(etcd, own, peers.clone()).follow(stop.clone()).boxed()));
     tokio::spawn(follow(file, peers.clone(), stop.clone()).boxed());
     Ok(Some(PeerServer { peers, ends: stop.drop_guard(), in_etcd }))
+}
+
+/// Does the same for a mount that was taken over. It serves without peers until their file can be read. Must be called on
+/// the engine's tokio runtime.
+pub fn start_again(config: &MountConfig, overlay: &Overlay) -> PeersOfMount {
+    let attempt = |config: &MountConfig, overlay: &Overlay| start(config, settings(config)?, None, overlay);
+    let mut told = match attempt(config, overlay) {
+        Ok(server) => return server.into(),
+        Err(failure) => failure.to_string(),
+    };
+    tracing::error!("{told}; the mount serves without peers until their file can be read");
+    let stop = CancellationToken::new();
+    let late = PeersOfMount { waits: Some(stop.clone().drop_guard()), ..PeersOfMount::default() };
+    let slot = PeersOfMount { waits: None, known: late.known.clone(), server: late.server.clone() };
+    let (config, overlay) = (config.clone(), overlay.clone());
+    let waits = async move {
+        while stop.run_until_cancelled(tokio::time::sleep(limits::PEERS_FILE)).await.is_some() {
+            match attempt(&config, &overlay) {
+                Ok(server) => {
+                    slot.have(server);
+                    tracing::info!("the peers file can be read: the mount has its peers");
+                    return;
+                }
+                Err(failure) if failure.to_string() == told => {}
+                Err(failure) => {
+                    told = failure.to_string();
+                    tracing::error!("{told}");
+                }
+            }
+        }
+    };
+    tokio::spawn(waits.boxed());
+    late
 }
 
 /// Reads the file again when it changes.

@@ -1,23 +1,70 @@
 //! Reads the files of a policy, and compiles them for a mount.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_api::policy::PolicyText;
 use forebay_policy::{Accounts, Context, FILES_MAX, Policy, PolicyFile, PolicyFiles, includes};
 use forebay_system::identity;
+use serde::{Deserialize, Serialize};
 
 use super::Failure;
 
-/// The users and groups of this machine.
-struct MachineAccounts;
+/// What the names of users and groups in a policy stand for. It is kept beside the policy: a daemon that starts again
+/// must not depend on whether the machine still knows the names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedAccounts {
+    users: BTreeMap<String, u32>,
+    groups: BTreeMap<String, u32>,
+}
 
-impl Accounts for MachineAccounts {
+/// Asks the machine for the accounts that are not known yet, and notes them.
+struct NotedAccounts(RefCell<NamedAccounts>);
+
+impl NotedAccounts {
+    fn find(known: &mut BTreeMap<String, u32>, name: &str, ask: fn(&str) -> Option<u32>) -> Option<u32> {
+        if let Some(id) = known.get(name) {
+            return Some(*id);
+        }
+        let id = ask(name)?;
+        known.insert(name.to_owned(), id);
+        Some(id)
+    }
+}
+
+impl Accounts for NotedAccounts {
     fn uid(&self, name: &str) -> Option<u32> {
-        identity::user_named(name)
+        Self::find(&mut self.0.borrow_mut().users, name, identity::user_named)
     }
 
     fn gid(&self, name: &str) -> Option<u32> {
-        identity::group_named(name)
+        Self::find(&mut self.0.borrow_mut().groups, name, identity::group_named)
+    }
+}
+
+/// A policy that was put into force after the mount, as it is kept for the next daemon.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(from = "StoredApplied")]
+pub struct AppliedPolicy {
+    pub files: PolicyFiles,
+    pub accounts: NamedAccounts,
+}
+
+/// Earlier versions kept the files alone.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StoredApplied {
+    Applied { files: PolicyFiles, accounts: NamedAccounts },
+    Files(PolicyFiles),
+}
+
+impl From<StoredApplied> for AppliedPolicy {
+    fn from(stored: StoredApplied) -> Self {
+        match stored {
+            StoredApplied::Applied { files, accounts } => Self { files, accounts },
+            StoredApplied::Files(files) => Self { files, accounts: NamedAccounts::default() },
+        }
     }
 }
 
@@ -66,8 +113,23 @@ fn read_into(file: &Path, open: &mut Vec<PathBuf>, files: &mut Vec<PolicyFile>) 
 /// # Errors
 /// The error has file, line and column.
 pub fn compile(files: &PolicyFiles, pool_url: &str) -> Result<Policy, Failure> {
-    let compiled = Policy::compile(files, &Context { pool_url, accounts: &MachineAccounts });
-    compiled.map_err(|e| Failure::usage(format!("policy {e}")))
+    Ok(compile_with(files, pool_url, &NamedAccounts::default())?.0)
+}
+
+/// The same for a policy whose names had these numbers before. Other names are those of the machine. Returns the policy,
+/// and the numbers of all names in it.
+///
+/// # Errors
+/// As for [`compile`].
+pub fn compile_with(
+    files: &PolicyFiles,
+    pool_url: &str,
+    known: &NamedAccounts,
+) -> Result<(Policy, NamedAccounts), Failure> {
+    let accounts = NotedAccounts(RefCell::new(known.clone()));
+    let compiled = Policy::compile(files, &Context { pool_url, accounts: &accounts });
+    let policy = compiled.map_err(|e| Failure::usage(format!("policy {e}")))?;
+    Ok((policy, accounts.0.into_inner()))
 }
 
 /// Returns the files as the control socket carries them.
@@ -83,6 +145,23 @@ pub fn from_wire(files: Vec<PolicyText>) -> PolicyFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// SEMANTICS 89: "A policy that was applied holds for a daemon that starts again."
+    #[test]
+    fn a_policy_compiles_again_although_the_machine_forgot_its_users() {
+        let text =
+            "[[rule]]\nowner = \"forebay-gone\"\nflush = \"manual\"\n[[rule]]\ngroup = \"root\"\nflush = \"manual\"\n";
+        let files = PolicyFiles::from(text);
+        assert!(compile(&files, "").unwrap_err().what.contains("forebay-gone"));
+        let users = BTreeMap::from([("forebay-gone".to_owned(), 4711)]);
+        let (_, noted) = compile_with(&files, "", &NamedAccounts { users, ..NamedAccounts::default() }).unwrap();
+        assert_eq!(noted.groups.get("root"), Some(&0));
+        let applied = serde_json::to_vec(&AppliedPolicy { files, accounts: noted.clone() }).unwrap();
+        let AppliedPolicy { files, accounts } = serde_json::from_slice(&applied).unwrap();
+        assert_eq!(compile_with(&files, "", &accounts).unwrap().1, noted);
+        let of_earlier = serde_json::to_vec(&files).unwrap();
+        assert_eq!(serde_json::from_slice::<AppliedPolicy>(&of_earlier).unwrap().files, files);
+    }
 
     #[test]
     fn included_files_come_first_in_the_order_of_their_names() {

@@ -10,9 +10,10 @@ use forebay_backends::PoolLocation;
 use forebay_cache::guard;
 
 use super::config::MountConfig;
+use super::policy_files::NamedAccounts;
 use super::registry::{self, RegisteredMount};
 use super::worker::policy;
-use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, unmount};
+use super::{Failure, FailureKind, limits, mounts, multi_mount, paths, policy_files, unmount};
 
 /// What a mount would do, as far as it is known in advance.
 #[derive(Debug, Clone)]
@@ -72,6 +73,9 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
             return Err(Failure::usage(format!("fast directory {} is given twice", fast.display())));
         }
     }
+    if let Some(files) = &config.policy {
+        config.accounts = policy_files::compile_with(files, &config.pool, &NamedAccounts::default())?.1;
+    }
     for tier in &policy(config)?.tiers {
         for dir in &tier.dirs {
             let (dir, _) = fast_dir(dir)?;
@@ -99,12 +103,23 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
 /// Carries out the plan: creates directories and detaches a dead mount.
 pub fn prepare(plan: &MountPlan) -> Result<(), Failure> {
     if plan.stale_mount {
-        let mountpoint = &plan.config.mountpoint;
-        unmount::take_away(mountpoint, true)
-            .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
-        registry::Runtime::of(mountpoint).remove();
+        detach_dead(&plan.config.mountpoint)?;
     }
     create_storage(&plan.config, &plan.to_create)
+}
+
+/// Detaches a dead mount, and removes what its daemon left. Fails if another daemon serves the mountpoint by now.
+pub(super) fn detach_dead(mountpoint: &Path) -> Result<(), Failure> {
+    let runtime = registry::Runtime::of(mountpoint);
+    // No supervisor begins while this is held.
+    let claimed = runtime.claim()?;
+    if existing_mount(mountpoint)? {
+        unmount::take_away(mountpoint, true)
+            .map_err(|e| e.context(format!("the dead mount at {}", mountpoint.display())))?;
+    }
+    runtime.remove();
+    drop(claimed);
+    Ok(())
 }
 
 /// Creates the fast directories that do not exist yet, and takes possession of all of them.

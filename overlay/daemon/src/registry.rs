@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::config::MountConfig;
@@ -41,6 +43,10 @@ pub struct MountState {
     /// The command that makes the mount again.
     pub command: String,
 }
+
+/// How often the lock of a directory is tried, and how long after each failure.
+const CLAIMS: u32 = 10;
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
 /// A mount's runtime directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,16 +96,43 @@ impl Runtime {
             }
             builder.mode(0o700).create(&self.0)?;
             std::fs::set_permissions(&self.0, std::fs::Permissions::from_mode(0o700))?;
-            File::create(self.0.join("lock"))
+            File::create(self.lock())
         };
-        let lock = make().map_err(|e| Failure::io(format!("cannot use runtime directory {}", self.0.display()), &e))?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(lock),
-            Err(_) => Err(Failure::new(
-                FailureKind::Busy,
-                format!("another daemon has {} for its mountpoint", self.0.display()),
-            )
-            .remedy("`forebay status` shows it; `forebay umount MOUNTPOINT` ends it")),
+        for _ in 0..CLAIMS {
+            let lock =
+                make().map_err(|e| Failure::io(format!("cannot use runtime directory {}", self.0.display()), &e))?;
+            if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+                // A process that removes the directory of an earlier mount has it for a moment.
+                std::thread::sleep(CLAIM_PAUSE);
+                continue;
+            }
+            if self.is_locked_by(&lock) {
+                return Ok(lock);
+            }
+            // The directory was removed after this lock was opened.
+        }
+        Err(Failure::new(FailureKind::Busy, format!("another daemon has {} for its mountpoint", self.0.display()))
+            .remedy("`forebay status` shows it; `forebay umount MOUNTPOINT` ends it"))
+    }
+
+    fn lock(&self) -> PathBuf {
+        self.0.join("lock")
+    }
+
+    /// Returns whether a lock file is that of the present directory.
+    fn is_locked_by(&self, lock: &File) -> bool {
+        let present = std::fs::symlink_metadata(self.lock());
+        present.is_ok_and(|now| lock.metadata().is_ok_and(|had| (now.dev(), now.ino()) == (had.dev(), had.ino())))
+    }
+
+    /// Removes the directory of a mount whose daemons have ended, unless a new mount has the directory by now.
+    pub fn remove_if_over(&self, of: &MountState) {
+        let Ok(lock) = File::open(self.lock()) else { return };
+        // No supervisor begins while this is held.
+        let is_free = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let is_its = || self.load().is_ok_and(|now| now.supervisor == of.supervisor && !now.supervisor.is_alive());
+        if is_free && self.is_locked_by(&lock) && is_its() {
+            self.remove();
         }
     }
 
@@ -125,16 +158,25 @@ impl Runtime {
         self.replace(&self.state(), &text)
     }
 
+    /// Replaces a file of the directory atomically.
     pub fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
-        let part = file.with_extension("part");
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Supervisor, worker and several clients of the worker may replace files at the same time.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let part = file.with_extension(format!("part-{}-{number}", std::process::id()));
         let mut options = File::options();
         // Readable for this user alone, whatever the umask; never through a link that another user created.
         options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let mut out = options.open(&part)?;
-        out.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-        out.write_all(content)?;
-        out.sync_data()?;
-        std::fs::rename(part, file)
+        let written = options.open(&part).and_then(|mut out| {
+            out.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+            out.write_all(content)?;
+            out.sync_data()?;
+            std::fs::rename(&part, file)
+        });
+        if written.is_err() {
+            let _ = std::fs::remove_file(&part);
+        }
+        written
     }
 
     /// Removes what an earlier mount left, except the log and the lock.
@@ -147,7 +189,7 @@ impl Runtime {
         }
     }
 
-    /// Removes the directory.
+    /// Removes the directory. The caller has its lock: see [`Self::claim`].
     pub fn remove(&self) {
         match std::fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -349,6 +391,45 @@ mod tests {
         assert_eq!(runtime.load().unwrap().config, state.config);
         assert_eq!(runtime.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(runtime.other_program(Path::new("/m")), None, "this program made it");
+    }
+
+    #[test]
+    fn the_directory_of_a_mount_that_is_over_is_removed_unless_a_new_mount_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path().join("r"));
+        let over = MountState { supervisor: Process { pid: 1, start_ticks: u64::MAX }, ..entry("/m").state };
+        // Another daemon is about to save its state.
+        let lock = runtime.claim().unwrap();
+        runtime.save(&over).unwrap();
+        runtime.remove_if_over(&over);
+        assert!(runtime.dir().exists());
+        drop(lock);
+        // Its state names another supervisor.
+        let new = entry("/m").state;
+        runtime.save(&new).unwrap();
+        runtime.remove_if_over(&over);
+        runtime.remove_if_over(&new);
+        assert!(runtime.dir().exists());
+        runtime.save(&over).unwrap();
+        runtime.remove_if_over(&over);
+        assert!(!runtime.dir().exists());
+        runtime.remove_if_over(&over);
+    }
+
+    #[test]
+    fn files_that_are_replaced_at_the_same_time_stay_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path().into());
+        let file = dir.path().join("policy.json");
+        std::thread::scope(|scope| {
+            for byte in b'a'..b'e' {
+                let (runtime, file) = (&runtime, &file);
+                scope.spawn(move || (0..50).for_each(|_| runtime.replace(file, &vec![byte; 100_000]).unwrap()));
+            }
+        });
+        let content = std::fs::read(&file).unwrap();
+        assert!(content.len() == 100_000 && content.iter().all(|byte| *byte == content[0]));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     #[test]

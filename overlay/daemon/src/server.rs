@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_api::allocations::AllocationVerb;
@@ -43,8 +43,8 @@ pub struct Facts {
     /// The pool, as the mount was asked for it.
     pub pool: String,
     pub pool_calls: Arc<Metrics>,
-    /// The other nodes of its cluster.
-    pub peers: Option<Arc<Peers>>,
+    /// The other nodes of its cluster, once they are known.
+    pub peers: Arc<OnceLock<Arc<Peers>>>,
 }
 
 /// Answers clients until it is dropped.
@@ -321,7 +321,7 @@ fn owner(client: &UCred) -> Result<Process, Failure> {
 }
 
 fn peers_of(facts: &Facts) -> Result<&Arc<Peers>, Failure> {
-    facts.peers.as_ref().ok_or_else(|| {
+    facts.peers.get().ok_or_else(|| {
         Failure::usage(format!("{} has no peers", facts.mountpoint))
             .remedy("mount it with --peers FILE; docs/CLUSTER.md shows what the file has")
     })

@@ -116,6 +116,8 @@ pub fn run(config: MountConfig, confined: fn(), on_ready: &dyn Fn(&Ready)) -> Re
     let failed = |e: io::Error| Failure::io("cannot start the supervisor", &e);
     let runtime = Runtime::of(&config.mountpoint);
     let lock = runtime.claim()?;
+    // It is held until the directory is removed: the directory of a new mount must not be.
+    let held = lock.try_clone().map_err(failed)?;
     // Files of a mount that ended without its supervisor would be taken for this mount's.
     runtime.clear();
     // A working directory would keep its file system busy for as long as the mount lives.
@@ -135,6 +137,7 @@ pub fn run(config: MountConfig, confined: fn(), on_ready: &dyn Fn(&Ready)) -> Re
     };
     let outcome = rt.block_on(task.boxed_local());
     runtime.remove();
+    drop(held);
     // A pool that does not answer may hold a thread, which ends only with the process.
     rt.shutdown_background();
     outcome
@@ -227,12 +230,26 @@ impl Supervisor {
         let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut line = String::new();
         let mut lines = tokio::io::BufReader::new(stdout);
-        tokio::select! {
-            read = lines.read_line(&mut line) => { read?; }
-            () = tokio::time::sleep(limits::MOUNT), if on_ready.is_some() => {
-                child.kill().await?;
-                let why = format!("did not serve within {} s", limits::MOUNT.as_secs());
-                return Ok(Ended::Died { why, served: false, panicked: false });
+        {
+            let mut read = std::pin::pin!(lines.read_line(&mut line));
+            let mut late = std::pin::pin!(tokio::time::sleep(limits::MOUNT));
+            loop {
+                tokio::select! {
+                    read = &mut read => {
+                        read?;
+                        break;
+                    }
+                    () = &mut late, if on_ready.is_some() => {
+                        child.kill().await?;
+                        let why = format!("did not serve within {} s", limits::MOUNT.as_secs());
+                        return Ok(Ended::Died { why, served: false, panicked: false });
+                    }
+                    // No process answers the kernel yet, so only a lazy unmount is sure not to wait.
+                    () = self.signals.stop(), if on_ready.is_none() => {
+                        let mountpoint = self.state.config.mountpoint.clone();
+                        tokio::task::spawn_blocking(move || stop(&mountpoint, true));
+                    }
+                }
             }
         }
         let mut served = false;

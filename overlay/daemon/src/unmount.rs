@@ -35,7 +35,7 @@ pub fn settle(entry: &RegisteredMount, lazy: bool) -> Result<(), Failure> {
         let remedy = format!("its log says more: {}", entry.runtime.log().display());
         return Err(Failure::new(FailureKind::Busy, what).remedy(remedy));
     }
-    entry.runtime.remove();
+    entry.runtime.remove_if_over(&entry.state);
     Ok(())
 }
 

@@ -18,6 +18,8 @@ use futures::FutureExt;
 
 use super::config::MountConfig;
 use super::metrics::{self, MetricsServer, MountParts};
+use super::peers::PeersOfMount;
+use super::policy_files::AppliedPolicy;
 use super::registry::{MountState, Runtime};
 use super::server::{self, Facts, Server};
 use super::supervisor::{Ready, Signals, StartOutcome, stop};
@@ -77,13 +79,16 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     // Before the mount serves: without the address that was asked for, there is no mount.
     let metrics =
         config.metrics.filter(|_| attach == Attach::Fresh).map(|address| metrics::ADDRESS.bind(address)).transpose()?;
-    let settings = peers::settings(config)?;
-    let fresh = settings.as_ref().filter(|_| attach == Attach::Fresh);
-    let peer_socket = fresh.map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
-    let policy = policy_in_force(runtime, config)?;
-    let engine = open(config, policy, attach != Attach::Fresh, OtherRoot::Refuse).await?;
+    let is_fresh = attach == Attach::Fresh;
+    let settings = if is_fresh { peers::settings(config)? } else { None };
+    let peer_socket = settings.as_ref().map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
+    let engine = open(config, policy_in_force(runtime, config)?, !is_fresh, OtherRoot::Refuse).await?;
     let Engine { overlay, pool, not_attached } = engine;
-    let peers = peers::start(config, settings, peer_socket, &overlay)?;
+    let peers = match is_fresh {
+        true => PeersOfMount::from(peers::start(config, settings, peer_socket, &overlay)?),
+        // The mount was taken over: programs must not wait for its peers file.
+        false => peers::start_again(config, &overlay),
+    };
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
     let (served, noted) = (overlay.clone(), jobs.clone());
@@ -104,7 +109,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
         runtime: runtime.clone(),
         pool: config.pool.clone(),
         pool_calls: pool,
-        peers: peers.as_ref().map(|server| server.peers.clone()),
+        peers: peers.known.clone(),
     });
     let socket = runtime.socket();
     let clients = Server::start(&socket, overlay.clone(), jobs.clone(), facts.clone())
@@ -136,9 +141,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     StartOutcome::Ready(ready).tell();
     until_unmounted(config, mounted).await?;
     drop((clients, numbers));
-    if let Some(peers) = peers {
-        peers.leave().await;
-    }
+    peers.leave().await;
     finish(runtime, state, &overlay, &jobs).await
 }
 
@@ -174,9 +177,7 @@ async fn finish(runtime: &Runtime, state: &MountState, overlay: &Overlay, jobs: 
         );
     }
     let closed = jobs.shutdown().await.map_err(Failure::from);
-    if !state.supervisor.is_alive() {
-        runtime.remove();
-    }
+    runtime.remove_if_over(state);
     closed
 }
 
@@ -220,15 +221,24 @@ pub(super) async fn open(
 }
 
 /// Returns the policy in force: that of the mount, or the one that was applied since. The tiers are those of the mount.
+/// If the applied one cannot be read, programs would wait for ever: that of the mount is in force, and the log says so.
 fn policy_in_force(runtime: &Runtime, config: &MountConfig) -> Result<Policy, Failure> {
     let mounted = policy(config)?;
     let file = runtime.dir().join(server::policy::APPLIED);
-    let files = match std::fs::read(&file) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?,
+    let read = match std::fs::read(&file) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(mounted),
-        Err(e) => return Err(Failure::io(format!("policy {}", file.display()), &e)),
+        read => read.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other)),
     };
-    Ok(policy_files::compile(&files, &config.pool)?.with_tiers_of(&mounted))
+    match read {
+        Ok(AppliedPolicy { files, accounts }) => {
+            Ok(policy_files::compile_with(&files, &config.pool, &accounts)?.0.with_tiers_of(&mounted))
+        }
+        Err(e) => {
+            let place = file.display();
+            tracing::error!("the policy that was applied, {place}, cannot be read: that of the mount is in force: {e}");
+            Ok(mounted)
+        }
+    }
 }
 
 /// Returns what the observer watches for a mount.
@@ -243,7 +253,7 @@ fn observe(config: &MountConfig) -> Result<WatchOptions, Failure> {
 /// Returns the policy of a mount.
 pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     match &config.policy {
-        Some(files) => policy_files::compile(files, &config.pool),
+        Some(files) => Ok(policy_files::compile_with(files, &config.pool, &config.accounts)?.0),
         None if config.immutable => Ok(Policy::immutable()),
         None => Ok(Policy::default()),
     }

@@ -142,7 +142,7 @@ impl Inner {
         let (is_leased, size) = (state.leases.hold(unix_now()), state.record.size);
         txn.give_up(ino)?;
         // Programs may have read it meanwhile.
-        txn.on_commit(ino, |state| state.kernel.pages_stale = true)?;
+        txn.on_commit(ino, |state| state.kernel.pages_go_stale())?;
         txn.commit()?;
         self.advisor().evicted(ino);
         // The kernel holds the content file by its passthrough registration, and with it the space.

@@ -134,8 +134,8 @@ pub use tasks::blocking;
 pub(crate) use tasks::to_its_end;
 pub(crate) use txn::Txn;
 pub use types::{
-    Attr, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime, Space,
-    is_writable,
+    Attr, CachedPages, Caller, Change, DirSnapshot, Dirent, Entry, Ino, KernelCache, Lookup, Opened, Seek, SetTime,
+    Space, is_writable,
 };
 pub(crate) use writeback::sync::NamesSync;
 
@@ -287,7 +287,7 @@ impl Overlay {
                 memory: Arc::new(Semaphore::new((options.memory_bytes.max(8 << 20) / MEMORY_UNIT_BYTES) as usize)),
                 tiers: tiers::TierWork::new(&options.policy),
                 policies: policies::Policies::new(options.policy),
-                table: NodeTable::default(),
+                table: NodeTable::new(options.reattached),
                 mount: mount::MountFacts::new(options.node, options.read_only, options.reattached),
                 epochs: durability_epochs::EpochState::default(),
                 pool_calls: pool_calls::PoolCalls::default(),

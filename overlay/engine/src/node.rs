@@ -31,7 +31,7 @@ pub(crate) use self::pool_sync::PoolSync;
 pub(crate) use self::table::NodeTable;
 use crate::rights::RightsNews;
 use crate::staging::leases::Stagings;
-use crate::{Growth, Ino, NamesState, NamesSync};
+use crate::{CachedPages, Growth, Ino, NamesState, NamesSync};
 
 /// Names of one directory that are remembered as absent from the pool.
 const NEGATIVE_NAMES: usize = 256;
@@ -125,8 +125,10 @@ pub(crate) struct Quiescence {
 /// What the kernel may have cached of an inode.
 #[derive(Debug, Default)]
 pub(crate) struct KernelView {
-    /// The kernel's page cache may hold another version.
-    pub pages_stale: bool,
+    /// Counts the changes after which cached pages are those of another version.
+    changes: u64,
+    /// As many of these changes were made before the kernel last dropped all pages.
+    dropped_after: u64,
     /// Requests for its attributes whose answer is not complete yet.
     pub answering: u32,
     /// A notification to the kernel was withheld, because those answers make it unnecessary.
@@ -155,6 +157,23 @@ pub(crate) struct Readahead {
     pub until: u64,
     /// How far ahead, in bytes.
     pub window_bytes: u64,
+}
+
+impl KernelView {
+    /// The kernel's page cache may hold another version from now on.
+    pub fn pages_go_stale(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Returns what an open may tell the kernel of its page cache.
+    pub fn pages(&self) -> CachedPages {
+        CachedPages { valid: self.dropped_after == self.changes, changes: self.changes }
+    }
+
+    /// The kernel drops all pages that it cached before `pages` was returned.
+    pub fn pages_dropped(&mut self, pages: CachedPages) {
+        self.dropped_after = self.dropped_after.max(pages.changes);
+    }
 }
 
 impl Node {

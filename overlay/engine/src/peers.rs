@@ -139,7 +139,7 @@ impl Overlay {
             if node.ino == dir {
                 state.names.negative.remove(name);
                 state.names.listed_at = None;
-                state.kernel.pages_stale = true;
+                state.kernel.pages_go_stale();
             }
         }
         // The daemon itself looks at what is above views.

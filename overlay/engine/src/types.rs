@@ -70,14 +70,24 @@ pub struct Change {
     pub mtime: Option<SetTime>,
 }
 
+/// What the kernel's page cache of an inode is at the moment of an open. If the answer to that open lets the kernel drop
+/// its pages, [`Overlay::pages_dropped`](crate::Overlay::pages_dropped) is called with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CachedPages {
+    /// All cached pages are of the present version: the kernel may keep them.
+    pub valid: bool,
+    /// How many changes had made pages stale by then.
+    pub(crate) changes: u64,
+}
+
 /// An open file. Each `Opened` is given back by one `Overlay::release` with the same flags.
 #[derive(Debug, Clone)]
 pub struct Opened {
     /// The content file, if all of it is valid now and stays valid while the file is open: the kernel may use it
     /// directly. `None`: reads and writes go through the engine.
     pub resident: Option<Arc<Content>>,
-    /// The page cache is still valid for this version: the kernel may keep it.
-    pub keep_cache: bool,
+    /// Whether the kernel may keep its page cache.
+    pub pages: CachedPages,
     /// `close` has nothing to wait for.
     pub no_flush: bool,
     /// The file was opened for reading, and was not wholly resident at that time.

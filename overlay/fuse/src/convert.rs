@@ -134,7 +134,9 @@ mod tests {
             Ok(secs) => SystemTime::UNIX_EPOCH + Duration::new(secs, nanos),
             Err(_) => SystemTime::UNIX_EPOCH - Duration::new(secs.unsigned_abs(), nanos),
         };
-        for (secs, nanos) in [(-3, 250_000_000), (-1, 999_999_999), (-1, 0), (-86_400, 1), (0, 0), (0, 5), (7, 9)] {
+        let far = [(i64::MIN, 0), (i64::MIN + 1, 0), (i64::MIN + 1, 999_999_999), (i64::MAX, 999_999_999)];
+        let near = [(-3, 250_000_000), (-1, 999_999_999), (-1, 0), (-86_400, 1), (0, 0), (0, 5), (7, 9)];
+        for (secs, nanos) in far.into_iter().chain(near) {
             assert_eq!(time_from_fuser(sent(secs, nanos)), Time { secs, nanos });
         }
     }

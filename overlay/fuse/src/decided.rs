@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_backends::{Error, ErrorKind, Result};
-use forebay_engine::{Attr, Ino, Lookup, Opened};
+use forebay_engine::{Attr, CachedPages, Ino, Lookup, Opened};
 
 use super::session::MountSession;
 
@@ -46,12 +46,12 @@ impl MountSession {
         }
     }
 
-    /// Opens a directory, if its present rights decided the request of `thread`. Returns whether the listing that the
-    /// kernel has cached is still valid.
-    pub async fn open_dir_for(&self, thread: u32, ino: Ino) -> Result<bool> {
-        let keep_cache = self.overlay.open_dir(ino).await?;
+    /// Opens a directory, if its present rights decided the request of `thread`. Returns whether the kernel may
+    /// keep the listing that it has cached.
+    pub async fn open_dir_for(&self, thread: u32, ino: Ino) -> Result<CachedPages> {
+        let pages = self.overlay.open_dir(ino).await?;
         self.overlay.check_rights(ino, thread).await?;
-        Ok(keep_cache)
+        Ok(pages)
     }
 
     pub async fn get_xattr_for(&self, thread: u32, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {

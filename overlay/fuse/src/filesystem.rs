@@ -365,9 +365,10 @@ impl Filesystem for MountSession {
         let (opener, session, thread) = (self.clone(), self.clone(), request.pid());
         let work = async move { opener.open_dir_for(thread, Ino(ino.0)).await };
         self.dispatch(request, Operation::Opendir, work, move |outcome| match outcome {
-            Ok(keep_cache) => {
+            Ok(pages) => {
                 let mut flags = FopenFlags::FOPEN_CACHE_DIR;
-                flags.set(FopenFlags::FOPEN_KEEP_CACHE, keep_cache);
+                flags.set(FopenFlags::FOPEN_KEEP_CACHE, pages.valid);
+                session.pages_after(Ino(ino.0), flags, pages);
                 reply.opened(session.dirs.insert(), flags);
             }
             Err(error) => reply.error(convert::errno(&error)),
@@ -449,8 +450,11 @@ impl Filesystem for MountSession {
         reply: ReplyEmpty,
     ) {
         let (overlay, name, value) = (self.overlay.clone(), bytes(name), value.to_vec());
-        let caller = convert::caller(request);
-        let work = async move { overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await };
+        let (caller, repeated) = (convert::caller(request), resend::is_repeated(request));
+        let work = async move {
+            let set = overlay.set_xattr(Ino(ino.0), &name, &value, flags, caller).await;
+            resend::attribute_set(&overlay, Ino(ino.0), &name, &value, repeated, set).await
+        };
         self.dispatch_done(request, Operation::Setxattr, self.changes(Ino(ino.0), work), reply);
     }
 

@@ -78,6 +78,11 @@ impl NoteQueue {
     fn collapse_names(&mut self) {
         self.order.retain(|note| !matches!(note, Note::Name(..)));
         self.known.retain(|note| !matches!(note, Note::Name(..)));
+        for (of, _) in &mut self.told {
+            if matches!(of, Note::Name(..)) {
+                *of = Note::AllNames;
+            }
+        }
         self.push(Note::AllNames);
     }
 }
@@ -274,11 +279,16 @@ mod tests {
     fn too_many_names_become_all_names() {
         let lane = NotifierLane::default();
         lane.push(Note::Bytes(Ino(9)));
+        let mut told = lane.push_and_tell(Note::Name(Ino(1), b"waits"[..].into()));
         for at in 0..WAITING_MAX as u64 {
             lane.push(Note::Name(Ino(at), b"a"[..].into()));
         }
         assert_eq!(next(&lane), Some(Note::Bytes(Ino(9))));
-        assert_eq!(next(&lane), Some(Note::AllNames));
+        assert!(told.try_recv().is_err(), "nothing was sent yet");
+        let (note, tell) = lane.next().unwrap();
+        assert_eq!(note, Note::AllNames);
+        tell.into_iter().for_each(|tell| tell.send(()).unwrap());
+        assert!(told.try_recv().is_ok());
         assert!(lane.waiting.lock().order.is_empty());
         lane.close();
         assert_eq!(next(&lane), None);

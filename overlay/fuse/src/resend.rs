@@ -75,6 +75,25 @@ pub fn removed(repeated: bool, outcome: Result<()>) -> Result<()> {
     }
 }
 
+/// Returns the outcome of setting an extended attribute. If a repeated request with `XATTR_CREATE` finds the attribute
+/// with its value, the first attempt created it.
+pub async fn attribute_set(
+    overlay: &Overlay,
+    ino: Ino,
+    name: &[u8],
+    value: &[u8],
+    repeated: bool,
+    outcome: Result<()>,
+) -> Result<()> {
+    match outcome {
+        Err(error) if repeated && error.is(ErrorKind::Exists) => match overlay.get_xattr(ino, name).await {
+            Ok(has) if has == value => Ok(()),
+            _ => Err(error),
+        },
+        outcome => outcome,
+    }
+}
+
 /// Returns the outcome of a rename. If a repeated request finds only the target, the first attempt moved it.
 pub async fn moved(
     overlay: &Overlay,
@@ -92,5 +111,49 @@ pub async fn moved(
             Lookup::Negative { .. } => Err(error),
         },
         outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_backends::memory::MemoryPool;
+    use forebay_engine::{Caller, Options, Policy, content_io};
+
+    use super::*;
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
+
+    #[tokio::test]
+    async fn a_repeated_request_finds_the_attribute_that_it_created() {
+        let fast = tempfile::tempdir().unwrap();
+        let options = Options {
+            pool: Arc::new(MemoryPool::new()),
+            fast: vec![fast.path().to_owned()],
+            limit_bytes: Some(64 << 20),
+            policy: Policy::parse("[default]\nflush = \"manual\"\n").unwrap(),
+            memory_bytes: 8 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            other_root: Default::default(),
+            for_tests: Default::default(),
+        };
+        let overlay = Overlay::open(options).await.unwrap();
+        let dir = overlay.mkdir(Ino::ROOT, b"dir", 0o755, 0, CALLER).await.unwrap().attr.ino;
+        let set = |value: &'static [u8], repeated| {
+            let overlay = overlay.clone();
+            async move {
+                let set = overlay.set_xattr(dir, b"user.a", value, libc::XATTR_CREATE, CALLER).await;
+                attribute_set(&overlay, dir, b"user.a", value, repeated, set).await
+            }
+        };
+        set(b"1", false).await.unwrap();
+        set(b"1", true).await.unwrap();
+        for (value, repeated) in [(&b"1"[..], false), (b"2", true)] {
+            assert_eq!(set(value, repeated).await.unwrap_err().errno(), libc::EEXIST);
+        }
     }
 }

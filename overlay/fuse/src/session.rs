@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use forebay_backends::{Error, Result, Side};
-use forebay_engine::{Caller, Change, Entry, Ino, KernelCache, Opened, Overlay, UserSlot, is_writable};
+use forebay_engine::{CachedPages, Caller, Change, Entry, Ino, KernelCache, Opened, Overlay, UserSlot, is_writable};
 use forebay_jobs::Jobs;
 use fuser::{FopenFlags, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr, Request};
 use tokio::runtime::Handle as Runtime;
@@ -200,7 +200,7 @@ impl MountSession {
         let mut answer = FopenFlags::empty();
         answer.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
         answer.set(FopenFlags::FOPEN_DIRECT_IO, matches!(grant.mode, Mode::Direct | Mode::Beside));
-        answer.set(FopenFlags::FOPEN_KEEP_CACHE, grant.mode == Mode::Cached && opened.keep_cache);
+        answer.set(FopenFlags::FOPEN_KEEP_CACHE, grant.mode == Mode::Cached && opened.pages.valid);
         (Handle { epoch: self.epoch, mode: grant.mode, writable, privileged, user }, answer, grant)
     }
 
@@ -213,9 +213,17 @@ impl MountSession {
         reply.entry(&entry.ttl, &convert::attr(&entry.attr), self.generation(entry.attr.ino));
     }
 
+    /// Notes what an answer to an open with these flags does to the kernel's page cache. Called before the answer is sent.
+    pub fn pages_after(&self, ino: Ino, answer: FopenFlags, pages: CachedPages) {
+        if !answer.contains(FopenFlags::FOPEN_KEEP_CACHE) {
+            self.overlay.pages_dropped(ino, pages);
+        }
+    }
+
     /// Replies with an open file.
     pub fn reply_opened(&self, ino: Ino, flags: i32, granted: &Granted, reply: ReplyOpen) {
         let (handle, answer, grant) = self.grant(ino, flags, granted);
+        self.pages_after(ino, answer, granted.opened.pages);
         if grant.needs_backing() {
             // SAFETY: the id is registered with this mount, and stays so while the open is counted.
             let backing = unsafe { reply.wrap_backing(grant.backing) };

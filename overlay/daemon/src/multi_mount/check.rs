@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 
 use super::super::preflight::{self, apart};
-use super::super::registry;
-use super::super::{Failure, FailureKind, paths, unmount};
+use super::super::{Failure, FailureKind, paths};
 use super::table::{NamedPool, within};
 use super::{MultiMountRoot, directory};
 
@@ -140,8 +139,7 @@ pub(super) fn prepare(plan: &MultiMountPlan) -> Result<(), Failure> {
         if directory::is_mounted(place) {
             directory::remove(&plan.root, true)?;
         } else {
-            unmount::take_away(place, true).map_err(|e| e.context(format!("the dead mount at {}", place.display())))?;
-            registry::Runtime::of(place).remove();
+            preflight::detach_dead(place)?;
         }
     }
     if let Ok(left) = MultiMountRoot::load(&plan.root.runtime()) {

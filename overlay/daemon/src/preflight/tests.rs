@@ -21,6 +21,7 @@ fn config(dirs: &TestDirs) -> MountConfig {
         fast: vec![dirs.root.join("fast")],
         limit_bytes: None,
         policy: None,
+        accounts: Default::default(),
         read_only: false,
         immutable: false,
         allow_other: false,

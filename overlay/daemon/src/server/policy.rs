@@ -3,6 +3,7 @@
 use forebay_api::policy::PolicyVerb;
 use forebay_engine::Overlay;
 
+use super::super::policy_files::{AppliedPolicy, NamedAccounts};
 use super::super::protocol::Reply;
 use super::super::registry::Runtime;
 use super::super::{Failure, policy_files};
@@ -16,15 +17,17 @@ pub async fn carry_out(overlay: &Overlay, verb: PolicyVerb, pool: &str, runtime:
         PolicyVerb::Explain { path } => Ok(Reply::PolicyExplanation(overlay.explain_policy(&parse(&path)?).await?)),
         PolicyVerb::Apply { files, dry_run } => {
             let files = policy_files::from_wire(files);
-            let policy = policy_files::compile(&files, pool)?;
+            let (policy, accounts) = policy_files::compile_with(&files, pool, &NamedAccounts::default())?;
             let effect = overlay.policy_effect(policy).await?;
             if !dry_run {
-                let text = serde_json::to_vec(&files).map_err(|e| Failure::usage(e.to_string()))?;
+                let applied = AppliedPolicy { files, accounts };
+                let text = serde_json::to_vec(&applied).map_err(|e| Failure::usage(e.to_string()))?;
+                let (policy, _) = policy_files::compile_with(&applied.files, pool, &applied.accounts)?;
                 // Kept first: a worker that starts again must have the policy that this answer reports.
                 runtime
                     .replace(&runtime.dir().join(APPLIED), &text)
                     .map_err(|e| Failure::io("the policy cannot be kept for a restart of the daemon", &e))?;
-                overlay.set_policy(policy_files::compile(&files, pool)?);
+                overlay.set_policy(policy);
                 tracing::info!("another policy is in force: {} differences", effect.differences.len());
             }
             Ok(Reply::PolicyEffect(Box::new(effect)))

@@ -61,7 +61,7 @@ async fn daemon() -> Daemon {
         runtime,
         pool: "/p".into(),
         pool_calls: Arc::new(Metrics::new(Arc::new(MemoryPool::new()))),
-        peers: None,
+        peers: Arc::default(),
     };
     let server = Server::start(&entry.runtime.socket(), overlay, jobs.clone(), Arc::new(facts)).unwrap();
     Daemon { temp, entry, jobs, _server: server }
@@ -195,7 +195,7 @@ async fn a_job_lasts_until_each_begin_has_its_end_and_is_kept() {
         let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         let opened = forebay_engine::Opened {
             resident: None,
-            keep_cache: false,
+            pages: Default::default(),
             no_flush: true,
             missed: false,
             fetched_bytes: 0,

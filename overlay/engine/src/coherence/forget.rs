@@ -145,7 +145,7 @@ impl Inner {
         let is_dir = record.kind == FileKind::Directory;
         let keep = record.file.is_dirty() || is_dir && self.shows_names(txn, ino)?;
         let is_here = txn.name(parent, name)?.here_ino() == Some(ino);
-        txn.state_at_once(parent)?.kernel.pages_stale = true;
+        txn.state_at_once(parent)?.kernel.pages_go_stale();
         txn.pool_has(parent, name, None)?;
         if is_here && !keep {
             txn.show(parent, name, None)?;

@@ -41,7 +41,7 @@ impl Inner {
     pub(super) fn import_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
         let link = (parent, Box::from(name));
         // The kernel's cached listing lacks this name.
-        txn.state_at_once(parent)?.kernel.pages_stale = true;
+        txn.state_at_once(parent)?.kernel.pages_go_stale();
         let identity = identity(stat);
         if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
             // Each write to it brings a version that may be newer than this answer.
@@ -144,7 +144,7 @@ impl Inner {
         txn.on_commit(ino, move |state| {
             state.validated = Some(Instant::now());
             if !ours {
-                state.kernel.pages_stale = true;
+                state.kernel.pages_go_stale();
                 state.growth = Growth::default();
             }
             state.names.negative.clear();

@@ -112,7 +112,7 @@ impl Inner {
                 self.hasten(node.ino);
             }
             // Beside a passthrough open, the kernel's page cache may hold the bytes from before.
-            state.kernel.pages_stale = true;
+            state.kernel.pages_go_stale();
             let meta = content.file.metadata().map_err(crate::contents::failed)?;
             let occupied = meta.blocks() * 512;
             if std::mem::take(&mut state.emptied) {

@@ -107,7 +107,7 @@ impl Inner {
             state.spilled();
             state.emptied = true;
             state.pool_sync = PoolSync::default();
-            state.kernel.pages_stale = true;
+            state.kernel.pages_go_stale();
         })?;
         // If no record names the new content file, it goes.
         txn.commit().inspect_err(|_| self.trash.discard(id, 0))?;

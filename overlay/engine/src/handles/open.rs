@@ -9,7 +9,7 @@ use forebay_cache::{Content, ContentId, Stamp};
 use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
 
 use super::super::coherence::Age;
-use super::super::{Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
+use super::super::{CachedPages, Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
 use super::Ensured;
 use super::through::is_full;
 use crate::node::{Attachment, Node, NodeState};
@@ -125,7 +125,7 @@ impl Overlay {
             if let Some(opened) = inner.register_open(&node, flags, &policy)? {
                 // Attributes that the kernel has cached would not follow writes that bypass the daemon.
                 let bypasses = write && opened.resident.is_some();
-                if let (true, Some(kernel)) = (bypasses || !opened.keep_cache, inner.mount.kernel()) {
+                if let (true, Some(kernel)) = (bypasses || !opened.pages.valid, inner.mount.kernel()) {
                     kernel.invalidate_attributes_now(ino);
                 }
                 if write
@@ -171,6 +171,16 @@ impl Overlay {
             }
         }
         Err(Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is opened", inner.display(ino))))
+    }
+}
+
+impl Overlay {
+    /// Notes that the kernel drops the pages that it has of an inode: the answer to the open that returned `pages` does
+    /// not let it keep them. Called before that answer is sent, while the open keeps the inode in memory.
+    pub fn pages_dropped(&self, ino: Ino, pages: CachedPages) {
+        if let Some(node) = self.inner.table.peek(ino) {
+            node.state.lock().kernel.pages_dropped(pages);
+        }
     }
 }
 
@@ -246,7 +256,7 @@ impl Inner {
                 return Ok(None);
             }
         }
-        let keep_cache = !std::mem::take(&mut state.kernel.pages_stale);
+        let pages = state.kernel.pages();
         let clean = !state.record.file.is_dirty();
         let bypasses = write && stays && resident.is_some() && self.may_bypass(FileOwner::of(&state.record));
         self.count_open(node.ino, &mut state, flags, bypasses);
@@ -260,7 +270,7 @@ impl Inner {
         if let Some(id) = used {
             self.note_open(node.ino, id);
         }
-        Ok(Some(Opened { resident, keep_cache, no_flush, missed: false, fetched_bytes: 0 }))
+        Ok(Some(Opened { resident, pages, no_flush, missed: false, fetched_bytes: 0 }))
     }
 
     /// Returns whether no write-back error is known for clean content. `register_open` polled without blocking. If
@@ -317,7 +327,7 @@ impl Inner {
             txn.on_commit(node.ino, move |state| {
                 state.changed();
                 state.dirty_content.marked(stamp);
-                state.kernel.pages_stale = true;
+                state.kernel.pages_go_stale();
             })?;
             txn.put_dirty_content(node.ino, ContentId(content.id))?;
             txn.commit()?;

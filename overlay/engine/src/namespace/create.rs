@@ -8,7 +8,7 @@ use forebay_catalog::{ContentRecord, DirtyAttrs, FileState, InodeRecord, Listing
 use forebay_policy::FlushPolicy;
 use forebay_system::clock::{stamp_now, unix_now};
 
-use super::super::{Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
+use super::super::{CachedPages, Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
 use super::exists;
 use crate::acl::{self, Acl};
 use crate::quotas::FileOwner;
@@ -113,7 +113,7 @@ impl Overlay {
         }
         drop(state);
         let resident = bypasses.then_some(content);
-        Ok((entry, Opened { resident, keep_cache: false, no_flush, missed: false, fetched_bytes: 0 }))
+        Ok((entry, Opened { resident, pages: CachedPages::default(), no_flush, missed: false, fetched_bytes: 0 }))
     }
 
     /// Gives an inode another name.

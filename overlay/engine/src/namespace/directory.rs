@@ -8,7 +8,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 
 use super::super::coherence::Age;
-use super::super::{Dirent, Inner, Ino, Overlay};
+use super::super::{CachedPages, Dirent, Inner, Ino, Overlay};
 
 /// Directories of one tree that are listed at the same time.
 const LISTED_AT_ONCE: usize = 8;
@@ -28,12 +28,12 @@ pub(crate) enum Ask<'a> {
 }
 
 impl Overlay {
-    /// Makes sure that all names of a directory are known. `true`: the kernel's cached listing still holds.
-    pub async fn open_dir(&self, ino: Ino) -> Result<bool> {
+    /// Makes sure that all names of a directory are known. Returns whether the kernel may keep its cached listing.
+    pub async fn open_dir(&self, ino: Ino) -> Result<CachedPages> {
         self.inner.ensure_listed(ino).await?;
         let node = self.inner.node(ino)?;
-        let stale = std::mem::take(&mut node.state.lock().kernel.pages_stale);
-        Ok(!stale)
+        let pages = node.state.lock().kernel.pages();
+        Ok(pages)
     }
 }
 

@@ -30,9 +30,17 @@ pub(crate) struct NodeTable {
     forgotten: AtomicUsize,
     /// How many times programs have files open.
     pub opens: AtomicU64,
+    /// The kernel may have pages that it got from a daemon that died. What that daemon was about to tell the kernel is
+    /// lost.
+    reattached: bool,
 }
 
 impl NodeTable {
+    /// `reattached`: the mount was taken over from a daemon that died.
+    pub fn new(reattached: bool) -> Self {
+        Self { reattached, ..Self::default() }
+    }
+
     /// Returns the node of an inode, from memory or from the catalog, or `None` if there is no such inode.
     ///
     /// `distrust` gets each record that was read from the catalog. It may give up content that a power cut may have
@@ -55,7 +63,9 @@ impl NodeTable {
                 let leases = catalog.leases_of(ino)?;
                 let node = Node::new(ino, record, leases);
                 // The kernel's caches may be older than the state that the inode had when its node left the memory.
-                node.state.lock().kernel.pages_stale = self.lookups.contains_key(&ino);
+                if self.reattached || self.lookups.contains_key(&ino) {
+                    node.state.lock().kernel.pages_go_stale();
+                }
                 slot.insert(node).clone()
             }
         };
@@ -226,7 +236,7 @@ mod tests {
         }
         assert!((IDLE_INODES / 2 - 1..=IDLE_INODES).contains(&table.len()), "{}", table.len());
         let first = all.clone().find(|ino| table.peek(*ino).is_none()).unwrap();
-        assert!(get(first).state.lock().kernel.pages_stale, "what the kernel cached is not trusted");
+        assert!(!get(first).state.lock().kernel.pages().valid, "what the kernel cached is not trusted");
         table.forget(first, 1);
         assert!(table.peek(first).is_some(), "the kernel knows it still");
         table.forget(first, 1);

@@ -18,6 +18,7 @@ fn common() -> MountConfig {
         kernel_options: Vec::new(),
         peers: None,
         mask_hooks: Vec::new(),
+        accounts: Default::default(),
         origin: None,
     }
 }
