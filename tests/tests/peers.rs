@@ -564,7 +564,7 @@ fn a_bad_peers_file_is_refused_and_a_changed_one_is_taken() {
 fn a_worker_that_starts_again_serves_without_a_peers_file_until_it_can_be_read() {
     let _alone = alone();
     let (place, this) = (Place::new(), NodeAddress::new("this"));
-    let file = peers_file(&place.at(""), &this, &[this.clone()], "");
+    let file = peers_file(&place.at(""), &this, std::slice::from_ref(&this), "");
     let mount =
         Mount::on(place, Options { more: vec!["--peers".into(), file.display().to_string()], ..Options::default() });
     fs::write(mount.path("a"), "a").unwrap();
@@ -575,7 +575,7 @@ fn a_worker_that_starts_again_serves_without_a_peers_file_until_it_can_be_read()
     assert_eq!(fs::read(mount.path("a")).unwrap(), b"a");
     mount.forebay(["peers"], &[&mount.place.mnt()]).refused(2, &["has no peers"]);
     assert!(mount.log().contains("serves without peers"), "{}", mount.log());
-    peers_file(&mount.place.at(""), &this, &[this.clone()], "");
+    peers_file(&mount.place.at(""), &this, std::slice::from_ref(&this), "");
     wait_until("the peers are known", || mount.forebay(["peers"], &[&mount.place.mnt()]).code == Some(0));
     assert_eq!(peers(&mount).members.len(), 1);
 }

@@ -97,7 +97,7 @@ impl RestingRecords {
 
     /// Returns the records to drop. `told` of at most `records_max` records are in the kernel's table: from half of that
     /// on, those of jobs go, too. Their counts are kept, and the next touch of such a file begins another record.
-    fn to_drop(self, told: usize, records_max: usize) -> Vec<Key> {
+    fn into_dropped(self, told: usize, records_max: usize) -> Vec<Key> {
         let Self { of_no_job, of_jobs } = self;
         let is_scarce = told > records_max / 2;
         let mut dropped = if is_scarce || of_no_job.len() > RESTING_MAX { of_no_job } else { Vec::new() };
@@ -224,7 +224,7 @@ impl Watch {
         if let Err(error) = all {
             return tracing::warn!("the observer's records: {error}");
         }
-        let dropped = resting.to_drop(told, self.observer.records_max());
+        let dropped = resting.into_dropped(told, self.observer.records_max());
         for key in &dropped {
             known.counted.remove(key);
         }
@@ -359,7 +359,7 @@ mod tests {
             let mut resting = RestingRecords::default();
             (0..others).for_each(|ino| resting.push(key(NO_JOB, ino)));
             (0..of_job).for_each(|ino| resting.push(key(7, ino)));
-            let dropped = resting.to_drop(told, 100_000);
+            let dropped = resting.into_dropped(told, 100_000);
             let of_job = dropped.iter().filter(|key| key.job == 7).count();
             (dropped.len() - of_job, of_job)
         };

@@ -15,6 +15,9 @@ pub(super) const FORGOTTEN_AT_ONCE: usize = 1_000;
 /// Whether the answer of the pool still counts, for a change that is about to forget names because of it.
 type StillCounts<'c> = dyn Fn(&mut Txn<'_>) -> Result<bool> + 'c;
 
+/// A name, and what the pool has there; `None`: something was sent there.
+type NameOfPool = (Box<[u8]>, Option<Ino>);
+
 /// A directory whose names are being forgotten.
 struct EmptyingDir {
     ino: Ino,
@@ -107,7 +110,7 @@ impl Inner {
 
     /// Returns the next name of a directory that the pool had, or to which something was sent, and what the pool had
     /// there.
-    fn next_of_pool(&self, txn: &Txn<'_>, dir: &mut EmptyingDir) -> Result<Option<(Box<[u8]>, Option<Ino>)>> {
+    fn next_of_pool(&self, txn: &Txn<'_>, dir: &mut EmptyingDir) -> Result<Option<NameOfPool>> {
         let mut found = None;
         self.catalog.names_from(dir.ino, &dir.next, |name, record| {
             if record.pool.is_some() || !record.pending.is_empty() {

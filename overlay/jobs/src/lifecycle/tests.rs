@@ -38,6 +38,7 @@ async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir) -> Overlay {
             read_only: false,
             node: "here".into(),
             reattached: false,
+            other_root: Default::default(),
             for_tests: TestOptions::default(),
         };
         match Overlay::open(options).await {
