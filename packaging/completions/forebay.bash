@@ -3955,7 +3955,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__stage)
-            opts="-0 -h --null --mount --lease --owner --rate --within --dry-run --view --for-job --allow-copy --json --help"
+            opts="-0 -h --null --mount --lease --owner --rate --within --cluster --dry-run --view --for-job --allow-copy --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -3979,6 +3979,10 @@ _forebay() {
                     ;;
                 --within)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --cluster)
+                    COMPREPLY=($(compgen -W "each owners" -- "${cur}"))
                     return 0
                     ;;
                 --for-job)
