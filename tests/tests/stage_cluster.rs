@@ -341,6 +341,7 @@ fn a_stage_needs_the_token_and_a_bad_request_is_refused_with_the_reason() {
         }
     });
     // The time limit of the request holds on the member, too.
-    let (_, answer) = post(&token, true, other(&format!("{each},\"within_ms\":0")).as_bytes());
+    fs::write(mount.pool("late"), vec![0; 1 << 20]).unwrap();
+    let (_, answer) = post(&token, true, request("[\"late\"]", &format!("{each},\"within_ms\":0")).as_bytes());
     assert!(answer.contains("the time was up"), "{answer}");
 }
