@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use forebay_backends::Result;
 use forebay_backends::decorators::{Around, Decorated, PoolAnswer, PoolCall};
@@ -11,6 +12,9 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::engine::Fixture;
+
+/// How long a test waits for calls that are to be held.
+const WITHIN: Duration = Duration::from_secs(60);
 
 pub type HeldPool = Decorated<HeldCalls>;
 
@@ -77,7 +81,9 @@ impl HeldCalls {
 
     /// Waits until so many calls wait.
     pub async fn until_waiting(&self, calls: usize) {
-        self.0.waiting.subscribe().wait_for(|waiting| *waiting >= calls).await.unwrap();
+        let mut waiting = self.0.waiting.subscribe();
+        let waits = tokio::time::timeout(WITHIN, waiting.wait_for(|waiting| *waiting >= calls)).await;
+        waits.unwrap_or_else(|_| panic!("{} of {calls} calls wait after {WITHIN:?}", self.waiting())).unwrap();
     }
 
     /// Lets all waiting calls go on, and holds no more.

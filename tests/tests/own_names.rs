@@ -260,3 +260,26 @@ async fn a_directory_is_listed_and_looked_up_while_another_one_is_renamed_in_the
     tokio::join!(flushed(&overlay), using);
     assert!(matches!(overlay.lookup(find(&overlay, "b").await, b"f").await.unwrap(), Lookup::Found(_)));
 }
+
+/// What a listing says of a file does not depend on the path of another directory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_shows_a_changed_file_while_another_directory_is_renamed_in_the_pool() {
+    let fixture = Fixture::new();
+    for dir in ["a", "other"] {
+        fixture.mkdir(dir).await;
+        fixture.put(&format!("{dir}/f"), b"x").await;
+    }
+    let (overlay, held) = open_held(&fixture).await;
+    let (other, file) = (find(&overlay, "other").await, find(&overlay, "other/f").await);
+    overlay.read_dir(other).await.unwrap();
+    rename(&overlay, "a", "b").await.unwrap();
+    held.hold(1, |call| call.kind == CallKind::Rename);
+    let using = async {
+        held.until_waiting(1).await;
+        fixture.put("other/f", b"longer").await;
+        overlay.read_dir(other).await.unwrap();
+        assert_eq!(overlay.getattr(file).await.unwrap().0.size, 6);
+        held.release();
+    };
+    tokio::join!(flushed(&overlay), using);
+}

@@ -8,7 +8,7 @@ use forebay_tests::engine::*;
 use forebay_tests::held::open_held;
 
 /// More than the stack of a thread has room for, with one call for each.
-const LEVELS: usize = 6000;
+const LEVELS: usize = 2500;
 /// More than one change of the catalog forgets.
 const NAMES: usize = 2500;
 
@@ -74,6 +74,55 @@ async fn the_names_of_a_large_directory_are_forgotten_by_several_changes() {
         assert!(refused(overlay.getattr(first).await).is(ErrorKind::Stale), "a file is still known");
         assert_eq!(overlay.read_dir(dir).await.unwrap().entries.len(), 0);
     }
+}
+
+/// What is forgotten only in part is listed again where it is found again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_that_comes_back_while_it_is_forgotten_has_all_its_names() {
+    let fixture = Fixture::new();
+    for dir in ["d", "d/big"] {
+        fixture.mkdir(dir).await;
+    }
+    for at in 0..NAMES {
+        fixture.put(&format!("d/big/{at}"), b"").await;
+    }
+    let overlay = fixture.open().await;
+    let dir = find(&overlay, "d").await;
+    let big = found(&overlay, dir, b"big").await;
+    overlay.read_dir(big).await.unwrap();
+    moved_in_pool(&fixture, "d/big", "elsewhere").await;
+    fixture.catalog_faults.fail_write(2);
+    refused(overlay.lookup(dir, b"big").await);
+    moved_in_pool(&fixture, "elsewhere", "d/big").await;
+    let big = found(&overlay, dir, b"big").await;
+    assert_eq!(overlay.read_dir(big).await.unwrap().entries.len(), NAMES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_small_directories_that_another_client_removed_are_forgotten_by_several_changes() {
+    const DIRS: usize = 1500;
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    let overlay = fixture.open().await;
+    for at in 0..DIRS {
+        fixture.mkdir(&format!("d/{at}")).await;
+        for name in ["a", "b", "c"] {
+            fixture.put(&format!("d/{at}/{name}"), b"").await;
+        }
+    }
+    let dir = find(&overlay, "d").await;
+    overlay.read_dir(dir).await.unwrap();
+    for at in 0..DIRS {
+        overlay.read_dir(found(&overlay, dir, at.to_string().as_bytes()).await).await.unwrap();
+    }
+    for at in 0..DIRS {
+        moved_in_pool(&fixture, &format!("d/{at}"), &format!("elsewhere{at}")).await;
+    }
+    // These are 6000 names: four changes after the news of the directory are not enough.
+    fixture.catalog_faults.fail_write(6);
+    _ = overlay.read_dir(dir).await;
+    assert!(fixture.catalog_faults.has_failed(), "a change forgot more than a thousand names");
+    assert_eq!(overlay.read_dir(dir).await.unwrap().entries.len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@
 //! A file that cannot be removed, because the catalog cannot be synced or its device fails, is counted as used until that
 //! works.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -95,8 +96,11 @@ impl Drop for Trash {
 
 /// Files that are removed after one sync.
 const BATCH: usize = 4096;
-/// The pause between two attempts to remove what could not be removed.
+/// The first pause between two attempts to remove what could not be removed. It doubles after an attempt that removed
+/// nothing.
 const AGAIN: Duration = Duration::from_secs(10);
+/// The longest such pause.
+const AGAIN_MAX: Duration = Duration::from_secs(600);
 /// How many such files are remembered, at 16 bytes each. Others are left to the sweep after the next start.
 const LEFT_MAX: usize = 1 << 20;
 
@@ -107,11 +111,11 @@ fn run(
     pending: &(Mutex<TrashBacklog>, Condvar),
 ) {
     let mut left: Vec<(ContentId, u64)> = Vec::new();
-    let mut tried = Instant::now();
+    let (mut tried, mut pause) = (Instant::now(), again);
     loop {
         let first = match left.is_empty() {
             true => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            false => receiver.recv_timeout(again.saturating_sub(tried.elapsed())),
+            false => receiver.recv_timeout(pause.saturating_sub(tried.elapsed())),
         };
         let first = match first {
             Ok(first) => Some(first),
@@ -119,32 +123,18 @@ fn run(
             Err(RecvTimeoutError::Disconnected) => return,
         };
         let batch: Vec<_> = first.into_iter().chain(receiver.try_iter()).take(BATCH).collect();
-        let is_due = !left.is_empty() && tried.elapsed() >= again;
-        let before = if is_due { std::mem::take(&mut left) } else { Vec::new() };
-        let all = before.iter().chain(&batch);
-        let was_empty = left.is_empty() && before.is_empty();
-        let failed = match settle() {
-            Ok(()) => {
-                let mut failed = None;
-                for (content, bytes) in all {
-                    if let Err(error) = remove(store, *content, *bytes) {
-                        left.push((*content, *bytes));
-                        failed = Some(error);
-                    }
-                }
-                failed
+        let is_due = !left.is_empty() && tried.elapsed() >= pause;
+        let was_empty = left.is_empty();
+        let settled = settle();
+        let (mut failed, mut failed_devices) = (None, BTreeSet::new());
+        // What is new comes first: callers wait for it.
+        let before = std::mem::take(&mut left);
+        for (content, bytes) in &batch {
+            let removed = settled.as_ref().map_err(again_later).and_then(|()| remove(store, *content, *bytes));
+            if let Err(error) = removed {
+                left.push((*content, *bytes));
+                failed = Some(error);
             }
-            Err(error) => {
-                left.extend(all);
-                Some(error)
-            }
-        };
-        if let Some(error) = failed {
-            tracing::error!(%error, files = left.len(), "content files cannot be removed; it is tried again");
-        }
-        left.truncate(LEFT_MAX);
-        if is_due || was_empty {
-            tried = Instant::now();
         }
         {
             let mut pending = pending.0.lock();
@@ -152,7 +142,45 @@ fn run(
             pending.bytes -= batch.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
         pending.1.notify_all();
+        let (tries, mut rest) = if is_due { (before, Vec::new()) } else { (Vec::new(), before) };
+        let mut removed_any = false;
+        for (content, bytes) in tries {
+            // A device that fails may take long to refuse each file.
+            if failed_devices.contains(&store.device_of(content)) {
+                rest.push((content, bytes));
+                continue;
+            }
+            match settled.as_ref().map_err(again_later).and_then(|()| remove(store, content, bytes)) {
+                Ok(()) => removed_any = true,
+                Err(error) => {
+                    failed_devices.insert(store.device_of(content));
+                    // The next attempt begins with another file of the device.
+                    left.push((content, bytes));
+                    failed = Some(error);
+                }
+            }
+        }
+        rest.append(&mut left);
+        left = rest;
+        if let Some(error) = failed {
+            tracing::error!(%error, files = left.len(), "content files cannot be removed; it is tried again");
+        }
+        left.truncate(LEFT_MAX);
+        if is_due {
+            pause = if removed_any { again } else { (pause * 2).min(AGAIN_MAX) };
+        }
+        if was_empty {
+            pause = again;
+        }
+        if is_due || was_empty {
+            tried = Instant::now();
+        }
     }
+}
+
+/// The error of a sync, for each file that waits for it.
+fn again_later(error: &Error) -> Error {
+    Error::new(error.kind(), Side::Cache, error.to_string())
 }
 
 fn remove(store: &ContentStore, content: ContentId, bytes: u64) -> Result<()> {

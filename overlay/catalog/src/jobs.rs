@@ -44,15 +44,6 @@ pub struct JobHead {
     pub slurm_job: Option<String>,
 }
 
-/// Returns a record. One that only another version can read counts as absent: it must not keep other jobs from running.
-fn readable(serial: JobSerial, value: &[u8]) -> Option<JobHead> {
-    let head = serde_json::from_slice(value);
-    if let Err(error) = &head {
-        tracing::warn!(%error, "the record of job {serial} is not understood");
-    }
-    head.ok()
-}
-
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
     [[kind].as_slice(), &serial.to_be_bytes()].concat()
 }
@@ -63,8 +54,20 @@ impl Catalog {
         self.scan(cf::JOBS, b"h", |key, value| {
             let Some(serial) = key.strip_prefix(b"h") else { return Ok(false) };
             let serial = super::id_of(serial)?;
-            readable(serial, value).map_or(Ok(true), |head| each(serial, head))
+            self.readable_job(serial, value).map_or(Ok(true), |head| each(serial, head))
         })
+    }
+
+    /// Returns a record. One that only another version can read counts as absent: it must not keep other jobs from running.
+    /// The log names each such record once.
+    fn readable_job(&self, serial: JobSerial, value: &[u8]) -> Option<JobHead> {
+        let head = serde_json::from_slice(value);
+        if let Err(error) = &head
+            && self.unreadable_jobs.lock().insert(serial)
+        {
+            tracing::warn!(%error, "the record of job {serial} is not understood");
+        }
+        head.ok()
     }
 
     pub fn job_files(&self, serial: JobSerial) -> Result<Vec<JobFile>> {

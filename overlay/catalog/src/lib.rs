@@ -26,6 +26,7 @@ mod spilled;
 mod state;
 mod write_faults;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,6 +114,8 @@ pub struct Catalog {
     faults: WriteFaults,
     recent: RecentNames,
     queue: FlushQueue,
+    /// Jobs whose records only another version can read, and which the log has named.
+    unreadable_jobs: parking_lot::Mutex<BTreeSet<JobSerial>>,
 }
 
 impl ContentNumbers for Catalog {
@@ -179,6 +182,7 @@ impl Catalog {
             faults: WriteFaults::default(),
             recent: RecentNames::new(),
             queue: FlushQueue::load(&db)?,
+            unreadable_jobs: Default::default(),
             db,
         })
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_api::policy::PolicyText;
+use forebay_backends::Error;
 use forebay_policy::{Accounts, Context, FILES_MAX, Policy, PolicyFile, PolicyFiles, includes};
 use forebay_system::identity;
 use serde::{Deserialize, Serialize};
@@ -128,8 +129,22 @@ pub fn compile_with(
 ) -> Result<(Policy, NamedAccounts), Failure> {
     let accounts = NotedAccounts(RefCell::new(known.clone()));
     let compiled = Policy::compile(files, &Context { pool_url, accounts: &accounts });
-    let policy = compiled.map_err(|e| Failure::usage(format!("policy {e}")))?;
-    Ok((policy, accounts.0.into_inner()))
+    Ok((compiled.map_err(not_compiled)?, accounts.0.into_inner()))
+}
+
+/// Compiles a policy that was in force before. The log names the settings that were replaced, because this version does not
+/// accept them.
+///
+/// # Errors
+/// As for [`compile`].
+pub fn compile_stored(files: &PolicyFiles, pool_url: &str, known: &NamedAccounts) -> Result<Policy, Failure> {
+    let accounts = NotedAccounts(RefCell::new(known.clone()));
+    let replaced = |refused| tracing::error!("the policy in force has a setting that is replaced: {refused}");
+    Policy::compile_stored(files, &Context { pool_url, accounts: &accounts }, replaced).map_err(not_compiled)
+}
+
+fn not_compiled(error: Error) -> Failure {
+    Failure::usage(format!("policy {error}"))
 }
 
 /// Returns the files as the control socket carries them.

@@ -82,7 +82,7 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let is_fresh = attach == Attach::Fresh;
     let settings = if is_fresh { peers::settings(config)? } else { None };
     let peer_socket = settings.as_ref().map(|settings| peers::ADDRESS.bind(settings.listen)).transpose()?;
-    let engine = open(config, policy_in_force(runtime, config)?, !is_fresh, OtherRoot::Refuse).await?;
+    let engine = open(config, policy_in_force(runtime, config, is_fresh)?, !is_fresh, OtherRoot::Refuse).await?;
     let Engine { overlay, pool, not_attached } = engine;
     let peers = match is_fresh {
         true => PeersOfMount::from(peers::start(config, settings, peer_socket, &overlay)?),
@@ -201,6 +201,10 @@ pub(super) async fn open(
     let within = if reattached { limits::POOL_ANSWER_REATTACHED } else { limits::POOL_ANSWER };
     let times = AttachTimes { within, patience: policy.pool_deadline, retry: policy.pool_retry };
     let OpenedPool { pool, not_attached } = attach_pool(config, times).await?;
+    if let (OtherRoot::Accept, Some(why)) = (other_root, &not_attached) {
+        let what = format!("the pool's root cannot be accepted, because the pool is not attached: {why}");
+        return Err(Failure::new(FailureKind::PoolUnavailable, what));
+    }
     let (pool, counted) = watched(pool, config, &policy);
     // If the pool is read-only, the mount is, too.
     let read_only = config.read_only || pool.capabilities().read_only;
@@ -221,22 +225,35 @@ pub(super) async fn open(
 }
 
 /// Returns the policy in force: that of the mount, or the one that was applied since. The tiers are those of the mount.
-/// If the applied one cannot be read, programs would wait for ever: that of the mount is in force, and the log says so.
-fn policy_in_force(runtime: &Runtime, config: &MountConfig) -> Result<Policy, Failure> {
-    let mounted = policy(config)?;
-    let file = runtime.dir().join(server::policy::APPLIED);
-    let read = match std::fs::read(&file) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(mounted),
-        read => read.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other)),
+/// If the applied one cannot be used, programs would wait for ever: that of the mount is in force, and the log says so. If
+/// the mount was taken over and its own policy cannot be used, either, nothing is sent without a request.
+fn policy_in_force(runtime: &Runtime, config: &MountConfig, is_fresh: bool) -> Result<Policy, Failure> {
+    let mounted = match policy(config) {
+        Err(e) if is_fresh => return Err(e),
+        mounted => mounted,
     };
-    match read {
+    let file = runtime.dir().join(server::policy::APPLIED);
+    let applied = match std::fs::read(&file) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        read => Some(read.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other))),
+    };
+    let applied = applied.map(|read| match read {
         Ok(AppliedPolicy { files, accounts }) => {
-            Ok(policy_files::compile_with(&files, &config.pool, &accounts)?.0.with_tiers_of(&mounted))
+            policy_files::compile_stored(&files, &config.pool, &accounts).map_err(|failure| failure.to_string())
         }
-        Err(e) => {
-            let place = file.display();
-            tracing::error!("the policy that was applied, {place}, cannot be read: that of the mount is in force: {e}");
-            Ok(mounted)
+        Err(e) => Err(e.to_string()),
+    });
+    if let Some(Err(why)) = &applied {
+        let place = file.display();
+        tracing::error!("the policy that was applied, {place}, cannot be used: that of the mount is in force: {why}");
+    }
+    match (applied, mounted) {
+        (Some(Ok(applied)), Ok(mounted)) => Ok(applied.with_tiers_of(&mounted)),
+        (Some(Ok(applied)), Err(_)) => Ok(applied),
+        (_, Ok(mounted)) => Ok(mounted),
+        (_, Err(failure)) => {
+            tracing::error!("the policy of the mount cannot be used: nothing is sent without a request: {failure}");
+            Ok(Policy::default().that_flushes_by_request())
         }
     }
 }
@@ -250,10 +267,10 @@ fn observe(config: &MountConfig) -> Result<WatchOptions, Failure> {
     Ok(WatchOptions { mountpoint: config.mountpoint.clone(), pool, masked: config.mask_hooks.clone() })
 }
 
-/// Returns the policy of a mount.
+/// Returns the policy of a mount, which was checked when the mount was made.
 pub fn policy(config: &MountConfig) -> Result<Policy, Failure> {
     match &config.policy {
-        Some(files) => Ok(policy_files::compile_with(files, &config.pool, &config.accounts)?.0),
+        Some(files) => policy_files::compile_stored(files, &config.pool, &config.accounts),
         None if config.immutable => Ok(Policy::immutable()),
         None => Ok(Policy::default()),
     }
@@ -322,5 +339,40 @@ pub(super) fn raise_descriptor_limit() {
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::debug!("the limit of open files could not be raised from {:?}: {error}", limit.current);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_policy::{FlushPolicy, PolicyFiles};
+
+    use super::*;
+
+    #[test]
+    fn a_policy_that_cannot_be_used_any_more_does_not_end_a_mount_that_was_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(dir.path().to_path_buf());
+        let config = |policy: &str| -> MountConfig {
+            serde_json::from_value(serde_json::json!({
+                "pool": "/p", "mountpoint": "/m", "fast": ["/f"], "read_only": false, "immutable": false,
+                "allow_other": false, "policy": PolicyFiles::from(policy)
+            }))
+            .unwrap()
+        };
+        let good = config("[default]\nflush = \"idle:1h\"\n");
+        let bad = config("[default]\nno-such-setting = 1\n");
+        let apply = |text: &str| {
+            let applied = AppliedPolicy { files: text.into(), accounts: Default::default() };
+            std::fs::write(dir.path().join(server::policy::APPLIED), serde_json::to_vec(&applied).unwrap()).unwrap();
+        };
+        let flush = |config| policy_in_force(&runtime, config, false).unwrap().uniform().map(|policy| policy.flush());
+        let hour = FlushPolicy::Idle(std::time::Duration::from_secs(3600));
+        assert_eq!(flush(&good), Some(hour));
+        assert_eq!(flush(&bad), Some(FlushPolicy::Manual));
+        assert!(policy_in_force(&runtime, &bad, true).is_err(), "a new mount is refused");
+        apply("[default]\nflush = \"on-close\"\n");
+        assert_eq!((flush(&good), flush(&bad)), (Some(FlushPolicy::OnClose), Some(FlushPolicy::OnClose)));
+        apply("[default]\nflush = \"at some time\"\n");
+        assert_eq!((flush(&good), flush(&bad)), (Some(hour), Some(FlushPolicy::Manual)));
     }
 }

@@ -27,6 +27,8 @@ use crate::fetch::FetchPriority;
 use crate::node::{Node, NodeState, Readahead};
 use crate::space::owner_room::OwnerRoom;
 use crate::tiers::device_health::is_of_device;
+pub(crate) use close::Writing;
+pub(crate) use open::is_given_up;
 pub(crate) use spill::PartsUnderWay;
 
 /// The longest readahead window of a sequential reader, in requests to the pool.
@@ -258,7 +260,7 @@ impl Overlay {
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`. If the pool's copy has holes, the whole file is fetched to find them. A file that
-    /// is not resident counts as data.
+    /// is not resident, or that is clean and whose content file is missing, counts as data.
     pub async fn seek(&self, ino: Ino, offset: u64, whence: Seek) -> Result<u64> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
@@ -274,9 +276,11 @@ impl Overlay {
         }
         let (content, size) = {
             let mut state = node.state.lock();
-            match state.record.file.is_whole() {
-                true => (Some(inner.content(ino, &mut state)?), 0),
-                false => (None, state.record.size),
+            let content = state.record.file.is_whole().then(|| inner.content(ino, &mut state));
+            match content {
+                Some(Ok(content)) => (Some(content), 0),
+                Some(Err(e)) if state.record.file.is_dirty() => return Err(e),
+                _ => (None, state.record.size),
             }
         };
         let is_dirty = node.state.lock().record.file.is_dirty();

@@ -385,13 +385,18 @@ impl Inner {
     }
 
     /// # Errors
-    /// `Unavailable` if the pool has another root, and that is not accepted. A pool that does not answer is no error: the
-    /// root is compared again when it does.
+    /// `Unavailable` if the pool has another root, and that is not accepted. A pool that does not answer is an error only
+    /// if its root is to be accepted: else the root is compared again when the pool answers.
     async fn confirm_root(self: &Arc<Self>, mut known: InodeRecord, other: OtherRoot) -> Result<()> {
         if other == OtherRoot::CompareLater || !self.pool.capabilities().versions.outlive_mounts {
             return Ok(());
         }
-        let Ok(stat) = self.pool.stat(&PoolPath::root()).await else { return Ok(()) };
+        let stat = match self.pool.stat(&PoolPath::root()).await {
+            Ok(stat) => stat,
+            // Nothing was accepted.
+            Err(e) if other == OtherRoot::Accept => return Err(e.context("the pool's root")),
+            Err(_) => return Ok(()),
+        };
         if other == OtherRoot::Refuse || !is_other_root(&known, &stat) {
             return self.refuse_other_root(&known, &stat);
         }
@@ -401,7 +406,7 @@ impl Inner {
         let never = Default::default();
         known.version = Some(Version::Inode { dev, ino, born, mtime: never, ctime: never, size: 0 });
         let mut batch = self.catalog.batch();
-        batch.put_inode(Ino::ROOT, &known, false);
+        batch.put_inode(Ino::ROOT, &known, known.is_dirty());
         self.catalog.write(batch)?;
         self.catalog.sync()
     }

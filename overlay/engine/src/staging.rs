@@ -133,7 +133,12 @@ impl Overlay {
         for ino in &files {
             consume_budget().await;
             let Some(node) = inner.node_unless_gone(*ino)? else { continue };
-            let (bytes, absent) = inner.bytes_of_share(&node, &inner.share_of(&node, request.cluster)?)?;
+            let share = match inner.share_of(&node, request.cluster) {
+                // It has grown since the files were found: its staging reports that.
+                Err(e) if e.is(ErrorKind::NoSpace) => continue,
+                share => share?,
+            };
+            let (bytes, absent) = inner.bytes_of_share(&node, &share)?;
             total = total.saturating_add(bytes);
             missing = missing.saturating_add(absent);
         }
@@ -228,7 +233,7 @@ impl Overlay {
             false => Ask::Contents(Age::Since(begun), &arrivals),
         };
         let mut files = self.files_of(&request.paths, ask, reporter).await?;
-        self.inner.keep_share(&mut files, request.cluster).await?;
+        self.inner.keep_share(&mut files, request.cluster, reporter).await?;
         let (declared, mut message) = (files.len(), None);
         if let Some(invocation) = &request.invocation {
             message = self.add_foreseen(&mut files, invocation, until, request, reporter).await?;

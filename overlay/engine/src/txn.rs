@@ -80,6 +80,11 @@ impl<'a> Txn<'a> {
         }
     }
 
+    /// Returns the size of this change: names or inodes, of which it has more.
+    pub fn touched(&self) -> usize {
+        self.names.len().max(self.edits.len())
+    }
+
     /// The record of an inode, to read or to change.
     pub fn record(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
         Ok(&mut self.edit(ino)?.record)

@@ -518,8 +518,16 @@ impl JobsInner {
             self.note_local_file(serial, *ino);
         }
         let path = if needs_path { self.path_now(&file).or(path) } else { None };
-        if let Some(running) = self.registry.table.lock().running.get_mut(&job) {
-            running.uses.count(&file, first_ns, path, &old, &new, &parts);
+        let has_ended = match self.registry.table.lock().running.get_mut(&job) {
+            Some(running) => {
+                running.uses.count(&file, first_ns, path, &old, &new, &parts);
+                false
+            }
+            None => true,
+        };
+        // The end of the job did not see the file.
+        if let (true, Some(serial), FileId::Overlay(ino)) = (has_ended, first_of, &file) {
+            self.settle_files(serial, vec![*ino]);
         }
     }
 

@@ -25,7 +25,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use forebay_backends::{PoolPath, Result};
+use forebay_backends::{Error, PoolPath, Result};
 
 pub use conditions::{Accounts, Context, FileFacts, JobFacts, NeededFacts, NoAccounts};
 use conditions::{CONDITIONS, Conditions};
@@ -119,6 +119,28 @@ impl Policy {
     /// # Errors
     /// `InvalidInput`, with file, line and column, and what is allowed there.
     pub fn compile(files: &PolicyFiles, context: &Context<'_>) -> Result<Self> {
+        Self::compile_as(files, context, &mut |refused| Err(refused))
+    }
+
+    /// Compiles a policy that was in force before, and that an earlier version may have accepted. A setting that is refused
+    /// since then is replaced, which `replaced` is told.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_stored(files: &PolicyFiles, context: &Context<'_>, mut replaced: impl FnMut(Error)) -> Result<Self> {
+        let mut replace = |refused| {
+            replaced(refused);
+            Ok(())
+        };
+        Self::compile_as(files, context, &mut replace)
+    }
+
+    /// `refuse` gets the error of a setting that earlier versions accepted.
+    fn compile_as(
+        files: &PolicyFiles,
+        context: &Context<'_>,
+        refuse: &mut dyn FnMut(Error) -> Result<()>,
+    ) -> Result<Self> {
         let mut policy = Self::default();
         let mut index = IndexBuilder::default();
         for file in &files.0 {
@@ -139,7 +161,7 @@ impl Policy {
             }
             for table in tables(&source, document)? {
                 let number = policy.rules.len() as u32;
-                policy.rules.push(PolicyRule::parse(&source, table, context, number, &mut index)?);
+                policy.rules.push(PolicyRule::parse(&source, table, context, (number, &mut index), refuse)?);
             }
         }
         policy.check_tiers()?;
@@ -291,14 +313,14 @@ impl PolicyRule {
         source: &'a PolicySource<'_>,
         table: &'a dyn toml_edit::TableLike,
         context: &Context<'_>,
-        number: u32,
-        index: &mut IndexBuilder,
+        (number, index): (u32, &mut IndexBuilder),
+        refuse: &mut dyn FnMut(Error) -> Result<()>,
     ) -> Result<Self> {
         let settings = SettingName::ALL.map(SettingName::key);
         let known: Vec<&str> = ["name"].into_iter().chain(CONDITIONS).chain(settings).collect();
         let fields = PolicyFields::of(source, "a [[rule]]", table, &known)?;
         let conditions = Conditions::parse(&fields, context)?;
-        let settings = PathSetting::all_of(&fields)?;
+        let mut settings = PathSetting::all_of(&fields)?;
         let first = table.iter().next().map(|(key, _)| key.to_owned()).unwrap_or_default();
         if settings.is_empty() {
             return Err(fields.error(&first, "this [[rule]] makes no setting"));
@@ -307,7 +329,15 @@ impl PolicyRule {
         if conditions.needed().jobs && settings.iter().any(|(set, _)| *set == PathSetting::Write(Write::Local)) {
             let what = "write = \"local\" holds also after a job has ended, so its rule cannot have the conditions `job` \
                         and `profile`; name the paths";
-            return Err(fields.error("write", what));
+            refuse(fields.error("write", what))?;
+            // Nothing else may send the files while the job runs, as before.
+            for (setting, _) in &mut settings {
+                if *setting == PathSetting::Write(Write::Local) {
+                    *setting = PathSetting::Flush(FlushPolicy::Manual);
+                }
+            }
+            let is_flush = |setting: &PathSetting| setting.name() == SettingName::Flush;
+            settings.retain(|(set, _)| !is_flush(set) || *set == PathSetting::Flush(FlushPolicy::Manual));
         }
         if table.iter().all(|(key, _)| !CONDITIONS.contains(&key)) {
             let what = "this [[rule]] has no condition, such as paths = [\"GLOB\"]; settings for all files belong to [default]";

@@ -108,6 +108,15 @@ fn files_that_never_go_to_the_pool_are_not_named_by_a_job_that_ends() {
         let local = |more: &str| Policy::parse(&format!("[[rule]]\n{condition}\npaths = \"tmp/**\"\n{more}\n"));
         let error = local("write = \"local\"").unwrap_err().to_string();
         assert!(error.contains("policy:4:9") && error.contains("after a job has ended"), "{error}");
+        let text = format!("[[rule]]\n{condition}\npaths = \"tmp/**\"\nflush = \"on-close\"\nwrite = \"local\"\n");
+        let mut replaced = Vec::new();
+        let context = Context { pool_url: "", accounts: &NoAccounts };
+        let stored = Policy::compile_stored(&text.as_str().into(), &context, |error| replaced.push(error.to_string()));
+        let path = PoolPath::parse("tmp/f").unwrap();
+        let job = JobFacts { name: "train".into(), profile: Some("train".into()) };
+        let decided = stored.unwrap().decide(&FileFacts { jobs: &[job], ..FileFacts::of_path(&path) });
+        assert_eq!((decided.write, decided.flush()), (Write::Back, FlushPolicy::Manual));
+        assert!(replaced.len() == 1 && replaced[0].contains("policy:5:9"), "{replaced:?}");
         assert!(local("write = \"around\"").is_ok());
     }
     assert!(Policy::parse("[[rule]]\npaths = \"tmp/**\"\nwrite = \"local\"\n").is_ok());

@@ -3,13 +3,15 @@
 //! A directory may have any number of names below it, at any depth. They are forgotten leaves first, in changes of bounded
 //! size, and other requests run between two changes. A lookup in between finds a name that is not forgotten yet, or asks
 //! the pool. The last change also forgets the directory, so nothing that entered the catalog meanwhile is left below it.
-//! If the daemon dies in between, the next question about the directory goes on.
+//! If the daemon dies in between, the next question about the directory goes on. Each change but the last marks the
+//! listings of the directories that it leaves half emptied as incomplete: such a directory may be found again elsewhere.
 
-use forebay_backends::{FileKind, Result};
+use forebay_backends::{ErrorKind, FileKind, Result};
 
+use crate::pool_calls::look_again;
 use crate::{Inner, Ino, Txn};
 
-/// Names that one change forgets. A large tree in one change would be in memory several times, and all its inodes locked.
+/// Names that one change forgets, about. A large tree in one change would be in memory several times, and all its inodes locked.
 pub(super) const FORGOTTEN_AT_ONCE: usize = 1_000;
 
 /// Whether the answer of the pool still counts, for a change that is about to forget names because of it.
@@ -74,21 +76,25 @@ impl Inner {
         counts: &StillCounts<'_>,
     ) -> Result<Option<Txn<'a>>> {
         let mut dirs = vec![EmptyingDir::new(top, Box::default())];
-        let mut touched = 0;
         while let Some(dir) = dirs.last_mut() {
-            if touched >= FORGOTTEN_AT_ONCE {
+            if txn.touched() >= FORGOTTEN_AT_ONCE {
+                for dir in &dirs {
+                    match look_again(&mut txn, dir.ino) {
+                        // It was removed between two changes.
+                        Err(e) if e.is(ErrorKind::Stale) => {}
+                        marked => marked?,
+                    }
+                }
                 txn.commit()?;
                 txn = Txn::begin(self);
                 if !counts(&mut txn)? {
                     return Ok(None);
                 }
-                touched = 0;
                 dirs.iter_mut().for_each(|dir| dir.is_interrupted = true);
                 continue;
             }
             let at = dir.ino;
             if let Some((name, child)) = self.next_of_pool(&txn, dir)? {
-                touched += 1;
                 match child {
                     Some(child) if txn.record(child)?.kind == FileKind::Directory => {
                         dirs.push(EmptyingDir::new(child, name));
@@ -101,7 +107,6 @@ impl Inner {
                 && let Some(parent) = dirs.last()
                 && txn.name(parent.ino, &emptied.name)?.pool == Some(emptied.ino)
             {
-                touched += 1;
                 self.forget_in(&mut txn, parent.ino, &emptied.name, Some(emptied.ino))?;
             }
         }

@@ -368,14 +368,13 @@ impl Inner {
                 Some(record) => hides |= record.pool.is_none(),
             }
         }
-        let mut forgotten = 0;
         for (name, record) in known {
             if !watched.holds(&name) || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
                 continue;
             }
-            if forgotten == FORGOTTEN_AT_ONCE {
+            if txn.touched() >= FORGOTTEN_AT_ONCE {
                 let Some(next) = self.merged_part(txn, dir, &mut names, watched)? else { return Ok(None) };
-                (txn, forgotten) = (next, 0);
+                txn = next;
             }
             let now = txn.name(dir, &name)?;
             let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) else { continue };
@@ -385,7 +384,6 @@ impl Inner {
                 return Ok(None);
             };
             txn = rest;
-            forgotten += 1;
             if is_dir(&now) && !is_dir(&txn.name(dir, &name)?) {
                 // It was not counted if it came while the namespace lock was released.
                 subdirs = subdirs.saturating_sub(1);
@@ -471,8 +469,9 @@ impl Inner {
             if watched.has_changed(ino) || !watched.holds(&link.1) || asked.is_object_changing() {
                 continue;
             }
-            // While directories are moved, it is not believed, and so the listing does not confirm it.
-            match self.take_change(&node, Some(&link), &stat, asked).await {
+            // The path of the listing held, so moves of other directories do not matter. If it is not believed, the listing
+            // does not confirm it.
+            match self.take_change(&node, Some(&link), &stat, asked.of_object()).await {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 Ok(false) => believed = false,
                 _ => {}

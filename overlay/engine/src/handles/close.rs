@@ -20,7 +20,7 @@ impl Overlay {
 }
 
 /// A change of a file's content is in progress: while this lives, no flush marks the file clean.
-pub(super) struct Writing<'a> {
+pub(crate) struct Writing<'a> {
     inner: &'a Arc<Inner>,
     ino: Ino,
 }
@@ -33,7 +33,7 @@ impl Drop for Writing<'_> {
 
 impl Inner {
     /// Begins a change of content that may come without an open: by path, or through an open of a daemon that died.
-    pub(super) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
+    pub(crate) fn begin_writing<'a>(self: &'a Arc<Self>, node: &Node) -> Writing<'a> {
         node.state.lock().opens.begin_change();
         self.begin_counting(node.ino);
         Writing { inner: self, ino: node.ino }

@@ -285,7 +285,7 @@ impl Inner {
 
     /// Durably marks whole content as newer than the pool's copy, before a program can change it. The caller counts as
     /// a writer, so no flush takes the mark back meanwhile.
-    pub(super) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+    pub(crate) async fn mark_dirty(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
         {
             let state = node.state.lock();
             if state.record.file.is_dirty() && state.dirty_content.is_durable() {
@@ -366,7 +366,7 @@ impl Inner {
 }
 
 /// Whether the content that was to be marked dirty is gone: then the caller fetches it again.
-pub(super) fn is_given_up(node: &Node, error: &Error) -> bool {
+pub(crate) fn is_given_up(node: &Node, error: &Error) -> bool {
     error.is(ErrorKind::Busy) || error.is(ErrorKind::Corrupt) && !node.state.lock().record.file.is_whole()
 }
 

@@ -11,6 +11,7 @@ use forebay_system::clock::{stamp_now, unix_now};
 use super::super::{CachedPages, Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
 use super::exists;
 use crate::acl::{self, Acl};
+use crate::handles::{Writing, is_given_up};
 use crate::quotas::FileOwner;
 
 /// The properties of a new inode.
@@ -126,6 +127,7 @@ impl Overlay {
         if inner.find(parent, name).await?.is_some() {
             return Err(exists(name));
         }
+        let _writing = inner.make_only_copy(ino).await?;
         let mut txn = Txn::begin(inner);
         txn.live_dir(parent)?;
         if txn.name(parent, name)?.here.is_some() {
@@ -138,13 +140,11 @@ impl Overlay {
             return Err(Error::new(ErrorKind::NotPermitted, Side::Application, "a hard link to a directory"));
         }
         if record.links.is_empty() {
-            let is_here = record.file.is_whole() || record.file.is_dirty();
-            if !outlives_names || !record.pool_links.is_empty() || !is_here {
+            // Nothing else has its content, so it must be dirty.
+            if !outlives_names || !record.pool_links.is_empty() || !record.file.is_dirty() {
                 // The kernel looks the name up again.
-                return Err(Error::new(ErrorKind::Stale, Side::Application, "the file was removed"));
+                return Err(removed());
             }
-            // Nothing else has its content.
-            txn.modify(ino)?;
         }
         let record = txn.record(ino)?;
         record.links.push((parent, name.into()));
@@ -159,6 +159,28 @@ impl Overlay {
 }
 
 impl Inner {
+    /// Marks the content of a file dirty that has no names any more, as for a write: a link to the file makes this its only
+    /// copy. While the result lives, no flush takes the mark back.
+    async fn make_only_copy(self: &Arc<Self>, ino: Ino) -> Result<Option<Writing<'_>>> {
+        let node = self.node(ino)?;
+        let is_only_copy = {
+            let state = node.state.lock();
+            let record = &state.record;
+            let is_nameless = record.links.is_empty() && record.pool_links.is_empty();
+            let is_clean = record.file.is_whole() && !record.file.is_dirty();
+            is_nameless && is_clean && state.opens.any() && !state.is_superseded()
+        };
+        if !is_only_copy {
+            return Ok(None);
+        }
+        let writing = self.begin_writing(&node);
+        self.leave_memory(&node).await?;
+        match self.mark_dirty(&node).await {
+            Err(e) if is_given_up(&node, &e) => Err(removed()),
+            marked => marked.map(|()| Some(writing)),
+        }
+    }
+
     async fn make(self: &Arc<Self>, parent: Ino, name: &[u8], new: NewInode<'_>) -> Result<Ino> {
         self.check_new_name(parent, name)?;
         if self.find(parent, name).await?.is_some() {
@@ -275,6 +297,10 @@ impl Inner {
             dirty: DirtyAttrs::default(),
         })
     }
+}
+
+fn removed() -> Error {
+    Error::new(ErrorKind::Stale, Side::Application, "the file was removed")
 }
 
 /// Returns the group of a new inode.

@@ -17,14 +17,20 @@ pub(crate) const OWN_CHANGES: u32 = 16;
 pub(crate) struct QueryStamp {
     /// Own calls that change the object or, for a directory, its names: how many had begun and ended.
     calls: (u64, u64),
-    /// Own calls that move directories, and thus all paths below them: how many had begun and ended.
-    moves: (u64, u64),
+    /// Own calls that move directories, and thus all paths below them: how many had begun and ended. `None`: the caller
+    /// knows that the path of the question held.
+    moves: Option<(u64, u64)>,
 }
 
 impl QueryStamp {
     /// Returns whether no call of the daemon was under way.
     pub fn is_quiet(self) -> bool {
-        !self.is_object_changing() && self.moves.0 == self.moves.1
+        !self.is_object_changing() && self.moves.is_none_or(|(begun, ended)| begun == ended)
+    }
+
+    /// Returns the same moment, for an answer whose path is known to have held: moves of directories do not matter.
+    pub fn of_object(self) -> Self {
+        Self { moves: None, ..self }
     }
 
     /// Returns whether a call of the daemon was changing the object itself.
@@ -36,12 +42,13 @@ impl QueryStamp {
 impl Inner {
     /// Returns the present moment, for a question about an inode.
     pub fn asked(&self, state: &NodeState) -> QueryStamp {
-        QueryStamp { calls: state.pool_calls, moves: self.pool_calls.dir_moves() }
+        QueryStamp { calls: state.pool_calls, moves: Some(self.pool_calls.dir_moves()) }
     }
 
     /// Returns whether the answer to a question that was asked at that moment still holds for the inode.
     pub fn still_holds(&self, asked: QueryStamp, state: &NodeState) -> bool {
-        asked.is_quiet() && asked == self.asked(state)
+        let same_paths = asked.moves.is_none_or(|moves| moves == self.pool_calls.dir_moves());
+        asked.is_quiet() && same_paths && asked.calls == state.pool_calls
     }
 
     /// Like [`Self::still_holds`], for answers that do not depend on the path to the inode's directory: a pool that gives

@@ -9,9 +9,14 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use tokio::task::coop::consume_budget;
 
 use super::super::{Inner, Ino, Overlay};
+use super::reporter::Reporter;
 use super::{StagingTerms, parse_path};
 use crate::fetch::FetchPriority;
 use crate::node::Node;
+
+/// The largest file of which the owners stage ranges: it has a million ranges of 64 MiB, each with its owner. A sparse file
+/// may be larger.
+const SHARED_BYTES_MAX: u64 = 64 << 40;
 
 /// What this node stages of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,11 +79,16 @@ impl Overlay {
 }
 
 impl Inner {
-    /// Leaves out the files of which this node stages nothing.
+    /// Leaves out the files of which this node stages nothing, and those that are too large, which have failed.
     ///
     /// # Errors
     /// `InvalidInput` if the owners stage, and this node has no peers.
-    pub(super) async fn keep_share(&self, files: &mut Vec<Ino>, cluster: Option<ClusterShare>) -> Result<()> {
+    pub(super) async fn keep_share(
+        &self,
+        files: &mut Vec<Ino>,
+        cluster: Option<ClusterShare>,
+        reporter: &Reporter,
+    ) -> Result<()> {
         if cluster != Some(ClusterShare::Owners) {
             return Ok(());
         }
@@ -89,8 +99,11 @@ impl Inner {
         for ino in files.drain(..) {
             consume_budget().await;
             let Some(node) = self.node_unless_gone(ino)? else { continue };
-            if !matches!(self.share_of(&node, cluster)?, FileShare::Ranges(ranges) if ranges.is_empty()) {
-                kept.push(ino);
+            match self.share_of(&node, cluster) {
+                Ok(FileShare::Ranges(ranges)) if ranges.is_empty() => {}
+                Ok(_) => kept.push(ino),
+                Err(e) if e.is(ErrorKind::NoSpace) => reporter.failed(self.display(ino), &e),
+                Err(e) => return Err(e),
             }
         }
         *files = kept;
@@ -98,6 +111,9 @@ impl Inner {
     }
 
     /// Returns what this node stages of a file, by the version that it knows.
+    ///
+    /// # Errors
+    /// `NoSpace` if the file is larger than [`SHARED_BYTES_MAX`].
     pub(super) fn share_of(&self, node: &Node, cluster: Option<ClusterShare>) -> Result<FileShare> {
         let (Some(ClusterShare::Owners), Some(peers)) = (cluster, self.peers.get()) else { return Ok(FileShare::All) };
         // Other nodes do not know a file that is not in the pool yet.
@@ -106,6 +122,10 @@ impl Inner {
             Err(e) if e.is(ErrorKind::NotFound) => return Ok(FileShare::All),
             path => path?,
         };
+        if version.size() > SHARED_BYTES_MAX {
+            let what = format!("its {} bytes are more than the owners of ranges stage together", version.size());
+            return Err(Error::new(ErrorKind::NoSpace, Side::Application, what));
+        }
         let owned = peers.first_owned(&path, &version);
         let is_all = matches!(&owned[..], [range] if *range == (0..version.size()));
         Ok(if is_all { FileShare::All } else { FileShare::Ranges(owned) })
@@ -130,9 +150,12 @@ impl Inner {
 
     /// Returns the bytes of the lease that this node's share of a file gets.
     pub(super) fn bytes_to_lease(&self, node: &Node, cluster: Option<ClusterShare>) -> Result<u64> {
-        match self.share_of(node, cluster)? {
-            FileShare::All => Ok(self.attr_of(node)?.size),
-            FileShare::Ranges(_) => Ok(0),
+        match self.share_of(node, cluster) {
+            Ok(FileShare::All) => Ok(self.attr_of(node)?.size),
+            Ok(FileShare::Ranges(_)) => Ok(0),
+            // It has grown since it was planned. It is not staged.
+            Err(e) if e.is(ErrorKind::NoSpace) => Ok(0),
+            Err(e) => Err(e),
         }
     }
 }

@@ -62,7 +62,7 @@ struct Snapshot {
 
 impl Inner {
     /// Uploads the content of a file to a path of the pool, which is the path of the name `at`. Returns `None` if the
-    /// name belongs to another inode by now.
+    /// name belongs to another inode by now, or the file is clean and its content was given up.
     ///
     /// # Errors
     /// `Conflict` if the pool has something else there than expected; `Busy` if the file is written so often that no
@@ -78,7 +78,7 @@ impl Inner {
             let _noted = self.note_upload(at.0)?;
             let mut attempts = 0..ATTEMPTS;
             while attempts.next().is_some() {
-                let snapshot = self.snapshot(ino).await?;
+                let Some(snapshot) = self.snapshot(ino).await? else { return Ok(None) };
                 let is_last = attempts.is_empty();
                 let snapshot = if is_last && snapshot.held { self.freeze(snapshot).await? } else { snapshot };
                 let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, frozen } = snapshot;
@@ -176,14 +176,29 @@ impl Inner {
         blocking(move || catalog.sync_content(&content, true)).await
     }
 
-    async fn snapshot(self: &Arc<Self>, ino: Ino) -> Result<Snapshot> {
+    /// Returns a file as it is to be sent; `None`: it is clean, and the content that the pool has by now was given up.
+    async fn snapshot(self: &Arc<Self>, ino: Ino) -> Result<Option<Snapshot>> {
         let node = self.node(ino)?;
         self.take_set_id(&node)?;
+        let lacks = {
+            let record = &node.state.lock().record;
+            let lacks = !record.file.is_whole() && !record.file.is_dirty();
+            lacks.then(|| record.in_pool())
+        };
+        match lacks {
+            Some(true) => return Ok(None),
+            // The path is found by locking the inode, so its lock is not held here.
+            Some(false) => {
+                let what = format!("{}: the fast pool does not have its whole content", self.display(ino));
+                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+            }
+            None => {}
+        }
         let (before, content) = {
             let mut state = node.state.lock();
             if !state.record.file.is_whole() && !state.record.file.is_dirty() {
-                let what = format!("{}: the fast pool does not have its whole content", self.display(ino));
-                return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
+                // It was given up since.
+                return Ok(None);
             }
             let content = self.content(ino, &mut state)?;
             self.catalog.check_kept(ContentId(content.id))?;
@@ -192,7 +207,7 @@ impl Inner {
                 // No program can open it while its state is locked: every write from now on begins after the stamp.
                 let apart = self.store.tells_times_apart(&stamp);
                 let (record, generation) = (state.record.clone(), state.generation);
-                return Ok(Snapshot {
+                return Ok(Some(Snapshot {
                     content,
                     record,
                     generation,
@@ -201,7 +216,7 @@ impl Inner {
                     settled: true,
                     apart,
                     frozen: None,
-                });
+                }));
             }
             (stamp, content)
         };
@@ -223,7 +238,7 @@ impl Inner {
         let settled = before == stamp && !direct && apart;
         let (record, generation) = (state.record.clone(), state.generation);
         drop(state);
-        Ok(Snapshot { content, record, generation, stamp, held: true, settled, apart, frozen: None })
+        Ok(Some(Snapshot { content, record, generation, stamp, held: true, settled, apart, frozen: None }))
     }
 
     /// Makes a snapshot one of a moment, if the fast pool's file system has reflinks. It has the stamp from before that
@@ -407,8 +422,8 @@ impl Inner {
         stat: &'a Stat,
     ) -> BoxFuture<'a, Result<Option<Uploaded>>> {
         async move {
-            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, .. } =
-                self.snapshot(ino).await?;
+            let snapshot = self.snapshot(ino).await?.ok_or_else(given_up_meanwhile)?;
+            let Snapshot { content, record: mut sent, generation, stamp, held, settled, apart, .. } = snapshot;
             if sent.file.is_spilled() {
                 return Ok(None);
             }
@@ -494,6 +509,11 @@ fn differing(ours: &Xattrs, theirs: &Xattrs) -> XattrChanges {
     set.chain(removed.map(|(name, _)| (name.clone(), None))).collect()
 }
 
+/// The flush looks at the file again.
+fn given_up_meanwhile() -> Error {
+    Error::new(ErrorKind::Busy, Side::Pool, "the pool has the content, which was given up")
+}
+
 pub(crate) fn written_meanwhile() -> Error {
     Error::new(ErrorKind::Busy, Side::Application, "the file is being written")
 }
@@ -502,7 +522,42 @@ pub(crate) fn written_meanwhile() -> Error {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use forebay_backends::memory::MemoryPool;
+    use forebay_backends::{Attrs, Pool};
+
     use super::*;
+    use crate::{Lookup, Options, Overlay, TestOptions, content_io};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_clean_file_whose_content_was_given_up_is_not_sent() {
+        let (pool, fast) = (Arc::new(MemoryPool::new()), tempfile::tempdir_in("/var/tmp").unwrap());
+        let time = Time { secs: 1, nanos: 0 };
+        let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: time, mtime: time, xattrs: Vec::new() };
+        let data = Piece { offset: 0, data: Bytes::from_static(b"content") };
+        let data = Box::pin(stream::iter([Ok(data)]));
+        let path = PoolPath::parse("f").unwrap();
+        pool.put(&path, 7, data, &attrs, &Expected::Absent).await.unwrap();
+        let options = Options {
+            pool,
+            fast: vec![fast.path().to_owned()],
+            limit_bytes: Some(1 << 28),
+            policy: forebay_policy::Policy::default(),
+            memory_bytes: 16 << 20,
+            content_io: content_io::Choice::Plain,
+            read_only: false,
+            node: "here".into(),
+            reattached: false,
+            other_root: Default::default(),
+            for_tests: TestOptions::default(),
+        };
+        let overlay = Overlay::open(options).await.unwrap();
+        let Lookup::Found(entry) = overlay.lookup(Ino::ROOT, b"f").await.unwrap() else { panic!("it is there") };
+        let ino = entry.attr.ino;
+        assert!(overlay.inner.snapshot(ino).await.unwrap().is_none());
+        let sent = overlay.inner.upload(ino, &(Ino::ROOT, b"f"[..].into()), &path, &Expected::Anything).await;
+        assert!(sent.unwrap().is_none());
+        overlay.shutdown().await.unwrap();
+    }
 
     #[test]
     fn a_write_that_is_under_way_is_waited_for() {
