@@ -254,9 +254,7 @@ impl Pool for DirPool {
             let call = pool.root.call("stat", &path);
             call.check_names()?;
             if pool.abandoned.may_change(&path) {
-                return Err(
-                    call.error(ErrorKind::Unavailable, "a call that was not answered in time may still change it")
-                );
+                return Err(call.error(ErrorKind::Busy, "a call that was not answered in time may still change it"));
             }
             if path.is_root() {
                 return stat_fd(pool.root.fd()).map(|stat| pool.outward(stat)).map_err(|errno| call.failed(errno));

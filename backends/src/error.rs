@@ -226,6 +226,11 @@ impl Error {
     pub fn is_unreachable(&self) -> bool {
         matches!(self.kind, ErrorKind::Timeout | ErrorKind::Unavailable)
     }
+
+    /// Whether the answer to a question tells nothing: the pool is unreachable, or is changing the object.
+    pub fn tells_nothing(&self) -> bool {
+        self.is_unreachable() || self.is(ErrorKind::Busy)
+    }
 }
 
 impl fmt::Display for Error {

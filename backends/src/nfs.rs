@@ -158,7 +158,7 @@ impl Pool for NfsPool {
         let call = NfsCall::new("stat", path);
         self.session.check(call)?;
         if self.session.abandoned.may_change(path) {
-            return Err(call.error(ErrorKind::Unavailable, "a call that was not answered in time may still change it"));
+            return Err(call.error(ErrorKind::Busy, "a call that was not answered in time may still change it"));
         }
         self.session.object(path).await.map(|found| found.stat).map_err(|failure| call.failed(failure))
     }

@@ -357,13 +357,36 @@ async fn an_object_whose_attributes_are_refused_is_open_to_the_daemon_alone() {
 /// Credentials expire between the page of a listing and the requests for its objects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_whose_requests_are_all_refused_fails() {
-    let refused = |line: &str| match line.contains("refused") {
-        true => HttpReply::Whole("403 Forbidden", String::new()),
-        false => bucket(line, "d/good d/refused"),
+    static EXPIRED: AtomicBool = AtomicBool::new(false);
+    let refused = |line: &str| {
+        EXPIRED.fetch_or(line.contains("/d/refused"), Ordering::SeqCst);
+        match EXPIRED.load(Ordering::SeqCst) {
+            true => HttpReply::Whole("403 Forbidden", String::new()),
+            false => bucket(line, "d/good d/refused"),
+        }
     };
     let server = Hostile::start(refused).await;
     let error = listed(&server.bucket().await).await.unwrap_err();
     assert!(error.is(ErrorKind::PermissionDenied), "{error}");
+}
+
+/// Rights may be given by prefix.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_with_one_that_may_not_be_listed_is_listed() {
+    let script = |line: &str| {
+        match line {
+        _ if line.contains("closed") => HttpReply::Whole("403 Forbidden", String::new()),
+        _ if line.contains("delimiter") => HttpReply::Whole(
+            "200 OK\r\nContent-Type: application/xml",
+            "<ListBucketResult><Contents><Key>d/good</Key><Size>3</Size><LastModified>2020-01-01T00:00:00Z</LastModified>\
+             <ETag>\"e\"</ETag></Contents><CommonPrefixes><Prefix>d/closed/</Prefix></CommonPrefixes></ListBucketResult>"
+                .to_owned(),
+        ),
+        _ => bucket(line, "d/good"),
+    }
+    };
+    let server = Hostile::start(script).await;
+    assert_eq!(listed(&server.bucket().await).await.unwrap(), ["closed", "good"]);
 }
 
 /// The root of the server is a file system that is not mounted for a while.

@@ -124,7 +124,7 @@ async fn puts_that_are_given_up_leave_whole_files() {
                 Ok(stat) => stat.version,
                 // The call that was given up has not ended yet.
                 Err(error) => {
-                    assert!(error.is(ErrorKind::Unavailable), "{error}");
+                    assert!(error.is(ErrorKind::Busy), "{error}");
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     continue;
                 }

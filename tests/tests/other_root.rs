@@ -34,8 +34,10 @@ fn mount_pool(place: &Place) {
     sh(&place.at(""), "mount --bind store pool", SHELL);
 }
 
+/// The number of names, without those of the pool's own temporary files.
 fn names(dir: &Path) -> usize {
-    fs::read_dir(dir).unwrap().count()
+    let is_own = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b".forebay~");
+    fs::read_dir(dir).unwrap().filter(|entry| !is_own(&entry.as_ref().unwrap().file_name())).count()
 }
 
 fn write_synced(path: &Path, content: &str) {

@@ -37,12 +37,13 @@ const LOCAL_FILE_SYSTEMS: [u64; 15] = [
     0xe0f5_e1e2, // erofs
 ];
 /// `f_type` of local file systems without lasting inode numbers: they draw them when a name is looked up, or are images
-/// that are replaced as a whole.
-const PASSING_NUMBERS: [u64; 4] = [
+/// that are replaced as a whole. overlayfs has lasting ones for directories only if all layers are on one file system.
+const PASSING_NUMBERS: [u64; 5] = [
     0x4d44,      // vfat
     0x2011_bab0, // exfat
     0x7371_7368, // squashfs
     0xe0f5_e1e2, // erofs
+    0x794c_7630, // overlayfs
 ];
 /// `f_type` of file systems behind servers that have lasting inode numbers. FUSE and CIFS may have none.
 const LASTING_NUMBERS: [u64; 5] = [

@@ -128,12 +128,12 @@ async fn a_put_that_was_given_up_publishes_nothing_and_its_name_is_not_looked_at
         () = staged => {}
     }
     let error = pool.stat(&path).await.unwrap_err();
-    assert!(error.is(ErrorKind::Unavailable), "{error}");
+    assert!(error.is(ErrorKind::Busy), "{error}");
     wait.0.send(()).unwrap();
     turn.join().unwrap();
     let ended = loop {
         match pool.stat(&path).await {
-            Err(error) if error.is(ErrorKind::Unavailable) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(error) if error.is(ErrorKind::Busy) => tokio::time::sleep(Duration::from_millis(1)).await,
             answer => break answer,
         }
     };

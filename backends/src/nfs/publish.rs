@@ -144,8 +144,7 @@ impl Publication {
     /// by version get `Stale`, never a mixture. A crash in the middle leaves a torn file; this protocol has no way to
     /// mark it.
     async fn rewrite(&self, call: NfsCall<'_>, staging: &NfsTempFile, target: &FoundObject) -> Outcome<Stat> {
-        let told =
-            |failure| NfsFailure::Told(call.failed(failure).context("rewrite a file with several names in place"));
+        let told = rewriting(call);
         let session = Arc::clone(&staging.session);
         let owners = vec![Owner::from(&target.stat)];
         // Checks for the space by which the file grows, before anything is changed.
@@ -159,6 +158,31 @@ impl Publication {
             session.settle(&target.handle, &owners, &AttributeChange::of_mode(narrowed), None).await.map_err(told)?;
         }
         let mut upload = NfsUpload::new(Arc::clone(&session), target.handle.clone(), owners.clone());
+        if let Err(failure) = self.transfer(call, staging, target, &mut upload).await {
+            if narrowed != target.stat.mode && upload.has_written_nothing().await {
+                let before = AttributeChange::of_mode(target.stat.mode);
+                if let Err(failure) = session.settle(&target.handle, &owners, &before, None).await {
+                    let error = call.failed(failure);
+                    tracing::warn!(%error, "the file keeps the narrowed mode of a write that failed");
+                }
+            }
+            return Err(failure);
+        }
+        let mut wanted = AttributeChange::of_new(&self.attrs, FileKind::File, session.can.objects.owners);
+        wanted.size = Some(self.size);
+        session.settle(&target.handle, &owners, &wanted, None).await.map_err(told)
+    }
+
+    /// Writes the staged content into the target.
+    async fn transfer(
+        &self,
+        call: NfsCall<'_>,
+        staging: &NfsTempFile,
+        target: &FoundObject,
+        upload: &mut NfsUpload,
+    ) -> Outcome<()> {
+        let told = rewriting(call);
+        let session = &staging.session;
         let mut at = 0;
         while at < self.size {
             let length = session.sizes.read_bytes.min(u32::try_from(self.size - at).unwrap_or(u32::MAX));
@@ -173,11 +197,12 @@ impl Publication {
             }
             at = next;
         }
-        upload.finish(call).await?;
-        let mut wanted = AttributeChange::of_new(&self.attrs, FileKind::File, session.can.objects.owners);
-        wanted.size = Some(self.size);
-        session.settle(&target.handle, &owners, &wanted, None).await.map_err(told)
+        upload.finish(call).await
     }
+}
+
+fn rewriting(call: NfsCall<'_>) -> impl Fn(NfsFailure) -> NfsFailure + Copy {
+    move |failure| NfsFailure::Told(call.failed(failure).context("rewrite a file with several names in place"))
 }
 
 fn is_zeros(data: &Bytes) -> bool {

@@ -7,6 +7,7 @@
 //! trusted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
@@ -17,7 +18,7 @@ use tokio::task::JoinSet;
 use crate::{ErrorKind, Piece};
 
 use super::credentials::Owner;
-use super::failure::{NfsCall, Outcome};
+use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::limits::{COMMIT_ATTEMPTS, MAX_PARALLEL_TRANSFERS, MAX_PARTS, MAX_UNCOMMITTED_BYTES};
 use super::session::Session;
 
@@ -48,6 +49,7 @@ pub(super) struct NfsUpload {
     /// Bytes being written or written, and not committed.
     uncommitted_bytes: usize,
     uncommitted: Vec<Written>,
+    may_have_written: Arc<AtomicBool>,
 }
 
 impl NfsUpload {
@@ -62,6 +64,7 @@ impl NfsUpload {
             under_way: JoinSet::new(),
             uncommitted_bytes: 0,
             uncommitted: Vec::new(),
+            may_have_written: Arc::default(),
         }
     }
 
@@ -95,8 +98,9 @@ impl NfsUpload {
             self.uncommitted_bytes = data.len();
             let (session, file, owners) = (Arc::clone(&self.session), self.file.clone(), self.owners.clone());
             let at = self.gathered_at;
-            self.uncommitted =
-                write(&session, &file, &owners, at, data, stable_how::FILE_SYNC).await.map_err(told(call))?;
+            let changed = Arc::clone(&self.may_have_written);
+            let written = write(&session, &file, &owners, at, data, stable_how::FILE_SYNC, &changed).await;
+            self.uncommitted = written.map_err(told(call))?;
         } else {
             self.send_gathered(call).await?;
         }
@@ -134,8 +138,15 @@ impl NfsUpload {
 
     fn start(&mut self, offset: u64, data: Bytes) {
         let (session, file, owners) = (Arc::clone(&self.session), self.file.clone(), self.owners.clone());
-        self.under_way
-            .spawn(async move { write(&session, &file, &owners, offset, data, stable_how::UNSTABLE).await }.boxed());
+        let changed = Arc::clone(&self.may_have_written);
+        let work = async move { write(&session, &file, &owners, offset, data, stable_how::UNSTABLE, &changed).await };
+        self.under_way.spawn(work.boxed());
+    }
+
+    /// After a failure: waits for the calls in progress, and returns whether the server has refused all of them.
+    pub(super) async fn has_written_nothing(&mut self) -> bool {
+        while self.under_way.join_next().await.is_some() {}
+        !self.may_have_written.load(Ordering::Relaxed)
     }
 
     async fn await_one(&mut self, call: NfsCall<'_>) -> Outcome<()> {
@@ -181,7 +192,7 @@ fn told(call: NfsCall<'_>) -> impl Fn(super::failure::NfsFailure) -> super::fail
     move |failure| super::failure::NfsFailure::Told(call.failed(failure).context("write the content"))
 }
 
-/// Writes all of `data`; continues after a short write.
+/// Writes all of `data`; continues after a short write. Sets `may_have_written` at any answer but a refusal.
 async fn write(
     session: &Session,
     file: &nfs_fh3,
@@ -189,14 +200,19 @@ async fn write(
     mut offset: u64,
     mut data: Bytes,
     stable: stable_how,
+    may_have_written: &AtomicBool,
 ) -> Outcome<Vec<Written>> {
     let mut written = Vec::with_capacity(1);
     while !data.is_empty() {
         let count = data.len() as u32;
         let args = WRITE3args { file: file.clone(), offset, count, stable, data: Opaque::borrowed(&data) };
         let breaks = session.calls.breaks();
-        let taken = session.calls.call(&args, owners).await?;
+        let taken = session.calls.call(&args, owners).await;
         drop(args);
+        if !matches!(taken, Err(NfsFailure::Status(_))) {
+            may_have_written.store(true, Ordering::Relaxed);
+        }
+        let taken = taken?;
         let is_much = written.len() == MAX_PARTS as usize;
         if taken.count == 0 || taken.count > count || is_much {
             let why = match is_much {

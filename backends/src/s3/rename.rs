@@ -9,9 +9,11 @@
 //! The rename of a live process is left alone by other processes, until it is so old that it counts as abandoned.
 //!
 //! If the rename of a directory fails half-way, the process goes on with it in the background. Until it is finished, the
-//! directory is neither here nor there: a `stat` of the target and further renames fail with `Busy`.
+//! directory is neither here nor there: a `stat` of the target and further renames fail with `Busy`. If the server
+//! refuses it for good before anything has left the source, the rename is undone instead.
 
 mod notes;
+mod undo;
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -32,6 +34,7 @@ use super::requests::ListedObject;
 use super::{Bucket, StoreCall, StoredObject, upload};
 
 use notes::{Move, finish_later, node};
+use undo::MoveFailure;
 
 pub(super) use notes::finish;
 
@@ -45,6 +48,8 @@ const COPY_TRIES: usize = 5;
 enum Half {
     Copy,
     Remove,
+    /// Removes the copies.
+    Undo,
 }
 
 /// Runs work on a bounded number of keys concurrently.
@@ -61,8 +66,9 @@ impl<F: Future<Output = Result<(), StoreRefusal>>> AtOnce<F> {
     async fn begin(&mut self, work: F) -> Result<(), StoreRefusal> {
         if self.0.len() >= MOVED_AT_ONCE
             && let Some(done) = self.0.next().await
+            && let Err(refusal) = done
         {
-            done?;
+            return self.wait(Some(refusal)).await;
         }
         self.0.push(work);
         Ok(())
@@ -70,10 +76,20 @@ impl<F: Future<Output = Result<(), StoreRefusal>>> AtOnce<F> {
 
     /// Waits until all work is done.
     async fn end(mut self) -> Result<(), StoreRefusal> {
+        self.wait(None).await
+    }
+
+    /// Waits for the rest also after a failure: the server may still carry out a request that is dropped. Of several
+    /// failures, one that may pass counts.
+    async fn wait(&mut self, mut failed: Option<StoreRefusal>) -> Result<(), StoreRefusal> {
         while let Some(done) = self.0.next().await {
-            done?;
+            if let Err(refusal) = done
+                && failed.as_ref().is_none_or(StoreRefusal::is_final)
+            {
+                failed = Some(refusal);
+            }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -131,6 +147,7 @@ pub(super) async fn rename(source: &StoreCall<'_>, target: &StoreCall<'_>, mode:
         to,
         directory: from_directory,
         absent: matches!(there, StoredObject::Nothing) && mode == RenameMode::NoReplace,
+        replaces: matches!(there, StoredObject::Directory(_)),
         write: match &found {
             StoredObject::Object(object) | StoredObject::Directory(Some(object)) => object.meta.write.clone(),
             StoredObject::Directory(None) | StoredObject::Nothing => None,
@@ -192,19 +209,22 @@ impl Bucket {
         }
         let open = what.directory.then(|| self.moves.open(&what.from, &what.to));
         let done = self.carry_out(&what, replaced.as_ref(), None).await;
-        match (&done, open) {
-            (Err(refusal), Some(open)) => {
+        match (done, open) {
+            (Err(MoveFailure::Unfinished(refusal)), Some(open)) => {
                 open.failed(refusal.to_string());
                 tokio::spawn(finish_later(Arc::downgrade(self), note, what, open).boxed());
+                Err(refusal)
             }
             // A file that was not moved is still at the source: there is nothing to finish.
-            _ => self.remove_note(note).await,
+            (done, _open) => {
+                self.remove_note(note).await;
+                done.map_err(|(MoveFailure::Unfinished(refusal) | MoveFailure::Undone(refusal))| refusal)
+            }
         }
-        done
     }
 
     /// `since`: this rename was begun before, at that time of the server.
-    async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), StoreRefusal> {
+    async fn carry_out(&self, what: &Move, replaced: Option<&Object>, since: Option<Time>) -> Result<(), MoveFailure> {
         let below_root = |key: &str| key.strip_prefix(&self.root).unwrap_or(key).to_owned();
         let shown = &self.moves.begin(&below_root(&what.from), &below_root(&what.to));
         if !what.directory {
@@ -215,13 +235,17 @@ impl Bucket {
             };
             self.copy_one((&what.from, &what.to), since, wanted, false).await?;
             self.keep_directory_of(&what.from).await?;
-            return self.remove_copied(&what.from, &what.to, since).await;
+            return Ok(self.remove_copied(&what.from, &what.to, since).await?);
         }
+        self.move_directory(what, since, shown).await
+    }
+
+    async fn copy_and_remove(&self, what: &Move, since: Option<Time>, shown: &ShownMove) -> Result<(), StoreRefusal> {
         self.each_key(what, since, Half::Copy, shown).await?;
         shown.all_copied();
         self.keep_directory_of(&what.from).await?;
         let directories = self.each_key(what, since, Half::Remove, shown).await?;
-        self.remove_directories(what, since, directories, shown).await
+        self.remove_directories(what, since, Half::Remove, directories, shown).await
     }
 
     /// Removes the deepest directories first: versitygw forgets that it must remove a directory while another request
@@ -230,6 +254,7 @@ impl Bucket {
         &self,
         what: &Move,
         since: Option<Time>,
+        half: Half,
         mut all: Vec<ListedObject>,
         shown: &ShownMove,
     ) -> Result<(), StoreRefusal> {
@@ -242,6 +267,9 @@ impl Bucket {
                 // `last_modified` is from before the directory was emptied.
                 let since = since.filter(|since| last_modified > since);
                 let work = async move {
+                    if matches!(half, Half::Undo) {
+                        return self.remove_copy(what, from, &to).await;
+                    }
                     shown.removed();
                     self.remove_copied(from, &to, since).await
                 };
@@ -249,7 +277,10 @@ impl Bucket {
             }
             at_work.end().await?;
         }
-        self.remove_copied(&what.from, &what.to, since).await
+        match half {
+            Half::Undo => self.remove_copy(what, &what.from, &what.to).await,
+            Half::Copy | Half::Remove => self.remove_copied(&what.from, &what.to, since).await,
+        }
     }
 
     /// Copies one object; the copy is equal to the original, including its version. `below`: the object is below a
@@ -317,7 +348,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Carries out one half of the rename of a directory, key by key. Returns the directories, which the caller
+    /// Carries out one half of the rename of a directory, or undoes the first half, key by key. Returns the directories, which the caller
     /// removes.
     async fn each_key(
         &self,
@@ -333,7 +364,7 @@ impl Bucket {
             for listed in page.objects {
                 let Some(rest) = listed.key.strip_prefix(&what.from) else { continue };
                 let to = format!("{}{rest}", what.to);
-                if matches!(half, Half::Remove) && listed.key.ends_with('/') {
+                if matches!(half, Half::Remove | Half::Undo) && listed.key.ends_with('/') {
                     if listed.key != what.from {
                         directories.push(listed);
                     }
@@ -350,6 +381,7 @@ impl Bucket {
                             self.remove_copied(&from, &to, since).await?;
                             shown.removed();
                         }
+                        Half::Undo => self.remove_copy(what, &from, &to).await?,
                     }
                     Ok(())
                 };

@@ -215,6 +215,12 @@ impl StoreRefusal {
         self.kind == kind
     }
 
+    /// Whether the same request is refused until someone changes the object, the rights or the store.
+    pub(crate) fn is_final(&self) -> bool {
+        let may_pass = [ErrorKind::Unavailable, ErrorKind::Timeout, ErrorKind::Corrupt, ErrorKind::Conflict];
+        !self.again && !may_pass.contains(&self.kind)
+    }
+
     /// Whether the server refused the request.
     pub(crate) fn is_servers(&self) -> bool {
         !self.code.is_empty()

@@ -14,7 +14,7 @@ use futures::{FutureExt, Stream, StreamExt, TryStreamExt, future, stream};
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Stat};
+use crate::{DirEntry, ErrorKind, FileKind, LISTED_CONTENT_BYTES, Listing, Result, Stat, Time};
 
 use super::Bucket;
 use super::bounds::{EMPTY_PAGES, WAITING_KEYS};
@@ -53,8 +53,9 @@ impl Remembered {
     }
 
     fn put(&self, key: &str, object: &Object) {
-        // Both times are by the server's clock.
-        if object.last_modified.secs < object.asked_at_secs.saturating_sub(YOUNG_SECS) {
+        // Both times are by the server's clock, if it tells the time.
+        let now = if object.asked_at_secs == 0 { Time::now().secs } else { object.asked_at_secs };
+        if object.last_modified.secs < now.saturating_sub(YOUNG_SECS) {
             self.0.lock().put(key.to_owned(), object.clone());
         }
     }
@@ -226,7 +227,7 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, StoreR
             let stat = match marker {
                 Ok(Some(marker)) => marker.stat(true, &bucket.defaults),
                 Err(refusal) if is_of_one_object(&refusal) => {
-                    bucket.client.list(&key, false, None, 1).await?;
+                    is_still_listed(bucket, &key).await?;
                     unknown_directory(&bucket.defaults)
                 }
                 Err(refusal) => return Err(refusal),
@@ -255,7 +256,20 @@ async fn entry(bucket: &Bucket, child: Child) -> Result<Option<DirEntry>, StoreR
 /// Whether no key begins with a prefix that a listing contained.
 async fn is_empty(bucket: &Bucket, prefix: &str) -> Result<bool, StoreRefusal> {
     let client = &bucket.client;
-    Ok(client.dialect.tells_empty_prefixes() && client.list(prefix, false, None, 1).await?.objects.is_empty())
+    if !client.dialect.tells_empty_prefixes() {
+        return Ok(false);
+    }
+    match client.list(prefix, false, None, 1).await {
+        Ok(page) => Ok(page.objects.is_empty()),
+        Err(refusal) if is_of_one_object(&refusal) => is_still_listed(bucket, prefix).await.map(|()| false),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// Fails if the listing that contained a key or prefix is refused by now. A prefix of its own may always be refused.
+async fn is_still_listed(bucket: &Bucket, key: &str) -> Result<(), StoreRefusal> {
+    let directory = key.strip_suffix('/').unwrap_or(key).rfind('/').map_or("", |at| &key[..=at]);
+    bucket.client.list(directory, true, None, 1).await.map(drop)
 }
 
 /// `None` if the object is another one by now.
@@ -312,14 +326,14 @@ async fn object(bucket: &Bucket, listed: ListedObject) -> Result<Option<Object>,
     }
     let asked = match bucket.client.head(&listed.key).await {
         Err(refusal) if is_of_one_object(&refusal) => {
-            bucket.client.list(&listed.key, false, None, 1).await?;
+            is_still_listed(bucket, &listed.key).await?;
             return Ok(Some(as_listed(listed, &bucket.defaults)));
         }
         answer => answer?,
     };
     if asked.is_none() {
         // An answer to HEAD does not say whether it is the bucket that is missing.
-        bucket.client.list(&listed.key, false, None, 1).await?;
+        is_still_listed(bucket, &listed.key).await?;
     }
     if let Some(object) = &asked {
         bucket.remembered.put(&listed.key, object);

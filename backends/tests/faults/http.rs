@@ -33,7 +33,7 @@ pub enum Wrong {
     OtherEtag,
     /// 403 RequestTimeTooSkewed.
     Skewed,
-    /// 403 InvalidObjectState, of a GET of an object.
+    /// 403 InvalidObjectState, of a GET of an object, or of a PUT that copies one.
     Archived,
     /// The connection breaks before each planned request except the last one. The answer to that one reports an upload
     /// in parts as complete although it is not.
@@ -112,8 +112,13 @@ impl HttpFaultPlan {
             }
         }
         // Only an answer with content can have another version's ETag.
-        let of_content = |wrong: &Wrong| matches!(wrong, Wrong::OtherEtag | Wrong::Archived);
-        let wrong = wrong.filter(|wrong| !of_content(wrong) || method == "GET" && !request.head.contains('?'));
+        let is_get = method == "GET" && !request.head.contains('?');
+        let is_copy = request.head.to_ascii_lowercase().contains("x-amz-copy-source:");
+        let wrong = wrong.filter(|wrong| match wrong {
+            Wrong::OtherEtag => is_get,
+            Wrong::Archived => is_get || is_copy,
+            _ => true,
+        });
         self.happened.fetch_add(u64::from(wrong.is_some()), Ordering::Relaxed);
         (wrong, meanwhile, late_ms)
     }

@@ -285,3 +285,42 @@ async fn a_directory_whose_rename_stops_half_way_is_in_doubt_until_it_is_finishe
     assert_eq!(left.into_iter().map(|entry| entry.name).collect::<Vec<_>>(), [b"b"]);
     assert!(!curl_at(server.port(), &[], "?list-type=2").contains("rename-"), "the note is still there");
 }
+
+/// An archived object cannot be copied, so the rename could never be finished.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_whose_rename_is_refused_for_good_stays_where_it_is() {
+    for is_there in [false, true] {
+        let (server, way, pool) = troubled().await;
+        let way = Arc::new(way);
+        for name in ["a", "a/sub"] {
+            pool.mkdir(&path(name), &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
+        }
+        for name in ["a/one", "a/two", "a/sub/three"] {
+            let content = pieces(&[(0, "content")]);
+            pool.put(&path(name), 7, content, &attrs(), &Expected::Absent).await.unwrap();
+        }
+        if is_there {
+            pool.mkdir(&path("b"), &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
+        }
+        let later = Arc::clone(&way);
+        way.next_while("PUT", Wrong::Late, move || later.next("PUT", Wrong::Archived, 1));
+        let error = pool.rename(&path("a"), &path("b"), RenameMode::Replace).await.unwrap_err();
+        assert!(error.is(ErrorKind::PermissionDenied), "{error}");
+        assert!(error.to_string().contains("InvalidObjectState"), "{error}");
+        assert_eq!(
+            pool.stat(&path("b")).await.map(|_| ()).map_err(|e| e.kind()),
+            match is_there {
+                true => Ok(()),
+                false => Err(ErrorKind::NotFound),
+            }
+        );
+        let keys = curl_at(server.port(), &[], "?list-type=2");
+        assert!(!keys.contains("rename-") && keys.contains("a/sub/three"), "{keys}");
+        for name in ["one", "two", "sub"] {
+            assert!(!keys.contains(&format!("<Key>b/{name}")), "{keys}");
+        }
+        pool.rename(&path("a"), &path("b"), RenameMode::Replace).await.unwrap();
+        let pages: Vec<_> = pool.list(&path("b")).await.unwrap().try_collect().await.unwrap();
+        assert_eq!(pages.concat().len(), 3);
+    }
+}

@@ -12,7 +12,7 @@ mod listing;
 mod xattrs;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
@@ -124,7 +124,7 @@ impl Inner {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {
                 self.parted(ino, name, None, asked)
             }
-            Err(e) if e.is_unreachable() => Ok(()),
+            Err(e) if e.tells_nothing() => Ok(()),
             Err(e) => Err(e.context(&path)),
         }
     }
@@ -207,6 +207,11 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
+        // If all names were known once, a name that was not among them counts as absent.
+        let or_known = |path: &PoolPath, error: Error| {
+            let complete = show_all && matches!(dir.state.lock().record.listing, ListingState::Complete(_));
+            if complete { here() } else { Err(error.context(path)) }
+        };
         let mut pause = PAUSE;
         while in_pool() {
             let watched = self.watch(dir.ino);
@@ -214,8 +219,11 @@ impl Inner {
             let path = self.pool_path_of(dir.ino, name)?;
             match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => {
-                    if self.resolve_doubt_of_object(&stat).await? {
-                        continue;
+                    match self.resolve_doubt_of_object(&stat).await {
+                        Ok(false) => {}
+                        Ok(true) => continue,
+                        Err(e) if e.tells_nothing() => return or_known(&path, e),
+                        Err(e) => return Err(e),
                     }
                     self.grow_object(&stat).await?;
                     if let Some(found) = self.import(dir.ino, name, &stat, &watched)? {
@@ -227,18 +235,18 @@ impl Inner {
                     }
                 }
                 Err(e) if e.is(ErrorKind::NotFound) => {
-                    if self.resolve_doubt(dir.ino).await? {
-                        continue;
+                    match self.resolve_doubt(dir.ino).await {
+                        Ok(false) => {}
+                        Ok(true) => continue,
+                        // The pool goes on with an unfinished rename of the directory.
+                        Err(e) if e.tells_nothing() => return or_known(&path, e),
+                        Err(e) => return Err(e),
                     }
                     if self.note_absent(dir, name, &watched) {
                         return Ok(None);
                     }
                 }
-                Err(e) if e.is_unreachable() => {
-                    // If all names were known once, a name that was not among them counts as absent.
-                    let complete = show_all && matches!(dir.state.lock().record.listing, ListingState::Complete(_));
-                    return if complete { here() } else { Err(e.context(&path)) };
-                }
+                Err(e) if e.tells_nothing() => return or_known(&path, e),
                 Err(e) => return Err(e.context(&path)),
             }
             tokio::time::sleep(pause).await;
@@ -335,7 +343,7 @@ impl Inner {
                 // It may have another place in the pool, and its content may be another client's.
                 Ok(true) => return Ok(false),
                 // An unfinished rename is no news either: the pool goes on with it.
-                Err(e) if e.is_unreachable() || e.is(ErrorKind::Busy) => return Ok(true),
+                Err(e) if e.tells_nothing() => return Ok(true),
                 Err(e) => return Err(e),
             }
         }
@@ -369,7 +377,7 @@ impl Inner {
                 Ok(counts)
             }
             Err(e) if e.is(ErrorKind::NotFound) => self.missing(ino, asked).await,
-            Err(e) if e.is_unreachable() => Ok(true),
+            Err(e) if e.tells_nothing() => Ok(true),
             Err(e) => Err(e.context(&path)),
         }
     }

@@ -15,6 +15,7 @@ use crate::{ErrorKind, RESERVED_PREFIX, Result, Time};
 use super::super::api::Condition;
 use super::super::client::StoreRefusal;
 use super::super::requests::ListedObject;
+use super::undo::MoveFailure;
 use super::{Bucket, PAGE_KEYS};
 
 /// A rename that another node began so long ago counts as abandoned.
@@ -36,6 +37,9 @@ pub(super) struct Move {
     pub(super) directory: bool,
     /// The target did not exist.
     pub(super) absent: bool,
+    /// An empty directory was at the target.
+    #[serde(default)]
+    pub(super) replaces: bool,
     /// The write number of the source. The server's clock ticks in seconds, so a new object may get the same name at
     /// the same time.
     pub(super) write: Option<String>,
@@ -153,13 +157,19 @@ impl Bucket {
         }
     }
 
-    /// Finishes a rename that was begun at `since`.
+    /// Finishes a rename that was begun at `since`, or undoes it if the server refuses it for good.
     async fn finish(&self, note: &str, what: &Move, since: Time) -> Result<(), StoreRefusal> {
         tracing::info!(from = what.from, to = what.to, "finishing a rename that was cut off");
         let source = self.client.head(&what.from).await?;
         let is_another = source.is_some_and(|source| what.write.is_some() && source.meta.write != what.write);
         if !is_another {
-            self.carry_out(what, None, Some(since)).await?;
+            match self.carry_out(what, None, Some(since)).await {
+                Ok(()) => {}
+                Err(MoveFailure::Undone(refusal)) => {
+                    tracing::warn!(from = what.from, to = what.to, error = %refusal, "a rename that was cut off is undone");
+                }
+                Err(MoveFailure::Unfinished(refusal)) => return Err(refusal),
+            }
         }
         self.client.delete(note, Condition::None).await
     }
@@ -175,8 +185,14 @@ pub(super) async fn finish_later(bucket: Weak<Bucket>, note: String, what: Move,
         let finished = async {
             match bucket.client.head(&note).await? {
                 Some(found) => bucket.finish(&note, &what, found.last_modified).await,
-                // Another node has finished the rename.
-                None => Ok(()),
+                // An answer to HEAD does not say whether it is the bucket that is missing.
+                None => match bucket.client.list(&note, false, None, 1).await?.objects.is_empty() {
+                    // Another node has finished the rename.
+                    true => Ok(()),
+                    false => {
+                        Err(StoreRefusal::local(ErrorKind::Unavailable, "its note was missing for a moment".into()))
+                    }
+                },
             }
         };
         let finished = finished.await;
@@ -228,6 +244,7 @@ mod tests {
             to: "b/".into(),
             directory: true,
             absent: false,
+            replaces: true,
             write: None,
             node: "n".into(),
             pid: 7,
@@ -242,7 +259,8 @@ mod tests {
         let is_below = |from: &str, to: &str, directory| {
             let (node, write) = ("n".to_owned(), None);
             let (from, to) = (from.to_owned(), to.to_owned());
-            Move { from, to, directory, absent: false, write, node, pid: 7, since_secs: 5 }.is_below("root/")
+            Move { from, to, directory, absent: false, replaces: false, write, node, pid: 7, since_secs: 5 }
+                .is_below("root/")
         };
         assert!(is_below("root/a/", "root/b/c/", true) && is_below("root/a", "root/b", false));
         let reserved = format!("root/{}parts/a", String::from_utf8_lossy(RESERVED_PREFIX));

@@ -322,7 +322,7 @@ impl Inner {
             Ok(false) => self.vanished(ino, asked),
             // The next question uses the inode's new path.
             Ok(true) => Ok(false),
-            Err(e) if e.is_unreachable() || e.is(ErrorKind::Busy) => Ok(true),
+            Err(e) if e.tells_nothing() => Ok(true),
             Err(e) => Err(e),
         }
     }

@@ -147,7 +147,7 @@ impl Inner {
             }
         }
         match self.list(dir, contents).await {
-            Err(e) if e.is_unreachable() => {
+            Err(e) if e.tells_nothing() => {
                 // If all names were known once, known names are better than an error.
                 let complete = matches!(node.state.lock().record.listing, ListingState::Complete(_));
                 if complete { Ok(()) } else { Err(e) }

@@ -10,10 +10,10 @@
 
 use std::collections::HashSet;
 
-use forebay_backends::{ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
+use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Stat, Time, UNFINISHED_XATTR, unfinished_mark};
 use forebay_catalog::{InodeRecord, Link, NameRecord, PendingCall, PendingChange};
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt};
 
 use super::super::{Inner, Ino, Txn, blocking};
 use super::steps::{all_attrs_differ, note_name_flushed, take_version};
@@ -222,7 +222,7 @@ impl Inner {
             PendingChange::Moved { from }
                 if stat.kind == FileKind::Directory && self.pool.capabilities().renames.copy() =>
             {
-                record.is_object(stat) && self.is_gone(from).await?
+                record.is_object(stat) && self.has_left(from, sent.ino, path).await?
             }
             PendingChange::Moved { .. } | PendingChange::Linked => record.is_object(stat),
             PendingChange::Made { .. } if is_before || record.kind != stat.kind => false,
@@ -235,13 +235,42 @@ impl Inner {
         })
     }
 
-    /// Whether the pool has nothing under a name.
-    async fn is_gone(&self, at: &Link) -> Result<bool> {
-        let Ok(path) = self.pool_path_of(at.0, &at.1) else { return Ok(true) };
-        match self.ask(self.pool.stat(&path)).await {
-            Ok(_) => Ok(false),
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => Ok(true),
-            Err(e) => Err(e.context(&path)),
+    /// Whether a directory that is at its new path has left its old name. What the pool still has there may be another
+    /// client's, or an object that the pool could copy but not remove: a known name that is not at the new path counts.
+    async fn has_left(&self, from: &Link, dir: Ino, to: &PoolPath) -> Result<bool> {
+        let Ok(path) = self.pool_path_of(from.0, &from.1) else { return Ok(true) };
+        let is_missing = |e: &Error| matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory);
+        let mut is_known = false;
+        self.catalog.names(dir, |_, record| {
+            is_known |= record.pool.is_some();
+            Ok(!is_known)
+        })?;
+        if !is_known {
+            // Nothing distinguishes the directory from another one.
+            return match self.ask(self.pool.stat(&path)).await {
+                Ok(_) => Ok(false),
+                Err(e) if is_missing(&e) => Ok(true),
+                Err(e) => Err(e.context(&path)),
+            };
+        }
+        let left = async {
+            let mut listing = self.pool.list(&path).await?;
+            while let Some(page) = listing.try_next().await? {
+                for entry in page {
+                    if self.catalog.name(dir, &entry.name)?.pool.is_none() {
+                        continue;
+                    }
+                    match self.pool.stat(&to.join(&entry.name)).await {
+                        Err(e) if is_missing(&e) => return Ok(false),
+                        there => there?,
+                    };
+                }
+            }
+            Ok(true)
+        };
+        match self.ask(left).await {
+            Err(e) if is_missing(&e) => Ok(true),
+            left => left.map_err(|e| e.context(&path)),
         }
     }
 
