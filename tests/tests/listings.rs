@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -50,7 +51,15 @@ fn a_directory_that_changes_while_it_is_read_loses_no_name() {
             }
         }
         let lost = (0..FILES).filter(|at| !seen.contains_key(&format!("f{at}"))).count();
-        assert_eq!(lost, 0, "names that were never seen (worker killed: {kills})");
+        let names = |dir: PathBuf| fs::read_dir(dir).map_or(0, Iterator::count);
+        assert_eq!(
+            lost,
+            0,
+            "names that were never seen (worker killed: {kills}): {} were seen; {} are in the mount now, {} in the pool",
+            seen.len(),
+            names(mount.path("d")),
+            names(mount.pool("d"))
+        );
         let twice: Vec<_> = seen.iter().filter(|(name, times)| name.starts_with('f') && **times > 1).collect();
         assert!(twice.is_empty(), "seen twice (worker killed: {kills}): {twice:?}");
     }
