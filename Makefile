@@ -275,6 +275,8 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/share/forebay/slurm
 	install -m 755 packaging/slurm/{prolog,epilog,task-prolog} $(DESTDIR)$(PREFIX)/share/forebay/slurm
 	install -m 644 packaging/slurm/{burst_buffer.lua,burst_buffer.conf,job_submit.lua} $(DESTDIR)$(PREFIX)/share/forebay/slurm
+	sed -i 's|/usr/bin/forebay|$(PREFIX)/bin/forebay|' $(DESTDIR)/lib/systemd/system/forebay@.service \
+		$(DESTDIR)/lib/systemd/system/forebay-serve@.service $(DESTDIR)$(PREFIX)/share/forebay/slurm/burst_buffer.lua
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	install -m 644 packaging/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 packaging/completions/forebay.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay

@@ -8,6 +8,9 @@ use serde::Serialize;
 
 use crate::exit::Exit;
 
+/// The exit code that a shell shows of a program that SIGPIPE (13) has ended.
+const CLOSED_PIPE: u8 = 128 + 13;
+
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     pub json: bool,
@@ -18,12 +21,18 @@ impl Output {
         Self { json }
     }
 
-    /// Prints a line on standard output. Ends the program if the reader has closed the pipe.
+    /// Prints a line on standard output. Ends the program if that is not possible: as SIGPIPE would if the reader has closed
+    /// the pipe, else with an error. Success would say that all was done and shown.
     pub fn line(&self, text: impl AsRef<str>) {
         let mut out = std::io::stdout().lock();
         let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
-        if written.is_err_and(|e| e.kind() == ErrorKind::BrokenPipe) {
-            forebay_daemon::end_process(Exit::Done as u8);
+        match written {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => forebay_daemon::end_process(CLOSED_PIPE),
+            Err(e) => {
+                self.note(format!("forebay: standard output: {e}"));
+                forebay_daemon::end_process(Exit::Other as u8);
+            }
         }
     }
 

@@ -34,6 +34,44 @@ fn completions_are_those_of_the_command_line() {
     assert!(made == fs::read(packaging("completions/forebay.bash")).unwrap(), "run `make man`");
 }
 
+/// What `make install` installs is where the documented lines of slurm.conf, the plugin and the units look for it.
+#[test]
+fn what_is_installed_is_where_it_is_looked_for() {
+    let root = packaging("..");
+    for prefix in ["/usr", "/opt/forebay"] {
+        let variables = [format!("PREFIX={prefix}"), "DESTDIR=/stage".into(), "FOREBAY_BIN=forebay".into()];
+        let made =
+            Command::new("make").args(["-n", "-o", "build", "install"]).args(variables).current_dir(&root).output();
+        let steps = String::from_utf8(made.unwrap().stdout).unwrap();
+        for installed in ["bin/forebay", "share/forebay/slurm"] {
+            assert!(steps.contains(&format!("/stage{prefix}/{installed}")), "{installed}: {steps}");
+        }
+        assert!(steps.contains(&format!("s|/usr/bin/forebay|{prefix}/bin/forebay|")), "{steps}");
+    }
+    for (file, line) in [
+        ("slurm/burst_buffer.lua", "forebay = \"/usr/bin/forebay\","),
+        ("forebay@.service", "ExecStart=/usr/bin/forebay "),
+        ("forebay-serve@.service", "ExecStart=/usr/bin/forebay "),
+        ("../docs/SLURM.md", "Prolog=/usr/share/forebay/slurm/prolog"),
+    ] {
+        let text = fs::read_to_string(packaging(file)).unwrap();
+        assert!(text.contains(line), "{file} does not have `{line}`");
+    }
+    let lines = String::from_utf8(forebay().args(["slurm", "install"]).output().unwrap().stdout).unwrap();
+    assert!(lines.contains("/usr/share/forebay/slurm/prolog"), "{lines}");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_no_success() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = forebay().args(["slurm", "install"]).stdout(full).output().unwrap();
+    assert_eq!(ended.status.code(), Some(10), "{}", String::from_utf8_lossy(&ended.stderr));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = forebay().args(["slurm", "install"]).stdout(writer).output().unwrap();
+    assert_eq!(ended.status.code(), Some(141), "as a program that SIGPIPE ended");
+}
+
 #[test]
 fn the_version_is_that_of_the_package() {
     let told = forebay().arg("--version").output().unwrap().stdout;

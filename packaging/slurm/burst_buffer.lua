@@ -3,7 +3,7 @@
 
 local settings = {
     -- The program, on the controller.
-    forebay = "/usr/local/bin/forebay",
+    forebay = "/usr/bin/forebay",
     -- A directory that the controller and all nodes see, and that only root or SlurmUser may write.
     exchange = "/var/spool/forebay/slurm",
     -- What the fast pools of all nodes have for scratch directories: `scontrol show burstbuffer` counts it down by

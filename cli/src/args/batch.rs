@@ -112,7 +112,7 @@ pub enum SlurmCommand {
     /// Print the lines for slurm.conf.
     Install {
         /// The directory with the scripts.
-        #[arg(long, value_name = "DIR", default_value = "/usr/local/share/forebay/slurm")]
+        #[arg(long, value_name = "DIR", default_value = "/usr/share/forebay/slurm")]
         scripts: PathBuf,
     },
     /// Check the configuration of Slurm and the mounts of this node, and say what is wrong. Exits with 1 if something is.

@@ -103,7 +103,7 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             }
             Err(failure) => vec![failure.what.clone()],
         };
-        reasons.extend(staged.strange_paths());
+        reasons.extend(strange_paths(&staged, (begun + args.within).saturating_duration_since(Instant::now())));
         if reasons.is_empty() {
             let left = (begun + args.within).saturating_duration_since(Instant::now());
             reasons.extend(make_directories(&mut staged, &entries, left).err().map(|failure| failure.what));
@@ -158,6 +158,15 @@ fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<Hoo
         view::of_job(entry, &request).err().map(|failure| HookNote::NoView(failure.what))
     };
     share.views.iter().filter_map(not_shown).collect()
+}
+
+/// Returns why paths to stage are in no mount of this node. A look at a path on another file system may never end, so it
+/// gets this time at most.
+fn strange_paths(staged: &StagedJob, left: Duration) -> Vec<String> {
+    let (done, answers) = channel();
+    let staged = staged.clone();
+    std::thread::spawn(move || done.send(staged.strange_paths()));
+    answers.recv_timeout(left).unwrap_or_else(|_| vec!["the paths to stage: not looked up in time".to_owned()])
 }
 
 /// Creates the directories of a job, and fills its scratch directory, for this time at most.

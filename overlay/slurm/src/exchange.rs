@@ -3,9 +3,9 @@
 //! `job.ID/request.json` is written by the controller before the job has nodes, `job.ID/node.NAME.json` by each node.
 //! Files are replaced as a whole. Readers accept only files of root and of the owner of the directory.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_api::{Failure, FailureKind};
@@ -141,7 +141,10 @@ impl Exchange {
         let dir = self.job_dir(job);
         match DirBuilder::new().mode(0o755).create(&dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(Failure::io(dir.display(), &error)),
-            _ => put(&dir, REQUEST, request).map_err(|e| Failure::io(dir.display(), &e)),
+            // Tasks look at it as their user.
+            _ => std::fs::set_permissions(&dir, Permissions::from_mode(0o755))
+                .and_then(|()| put(&dir, REQUEST, request))
+                .map_err(|e| Failure::io(dir.display(), &e)),
         }
     }
 
@@ -346,7 +349,9 @@ pub fn put(dir: &Path, name: &str, value: &impl Serialize) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(&temporary, flags, Mode::from_raw_mode(0o644))?);
     let text = serde_json::to_vec(value)?;
-    let written = file.write_all(&text).and_then(|()| file.sync_all());
+    // Tasks read it as their user, whatever the umask of slurmd or slurmctld is.
+    let readable = file.set_permissions(Permissions::from_mode(0o644));
+    let written = readable.and_then(|()| file.write_all(&text)).and_then(|()| file.sync_all());
     let renamed = written.and_then(|()| std::fs::rename(&temporary, dir.join(name)));
     if renamed.is_err() {
         let _ = std::fs::remove_file(&temporary);

@@ -441,7 +441,7 @@ fn write_burst_buffer(dir: &Path, program: &Path) {
     copy(
         "burst_buffer.lua",
         &[
-            ("forebay = \"/usr/local/bin/forebay\"", format!("forebay = \"{}\"", caller.display())),
+            ("forebay = \"/usr/bin/forebay\"", format!("forebay = \"{}\"", caller.display())),
             ("exchange = \"/var/spool/forebay/slurm\"", format!("exchange = \"{}\"", dir.join("exchange").display())),
             ("\nreturn {", format!("{log}\nreturn {{")),
         ],

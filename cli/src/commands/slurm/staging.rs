@@ -216,8 +216,14 @@ impl StagedJob {
     pub fn commit(&self) -> Vec<String> {
         let Some(dir) = self.record.scratch.as_ref().filter(|_| self.record.is_staged) else { return Vec::new() };
         // A requeued job begins anew: half a result is none. Its epilog knows of the requeue.
-        if self.has_failed_elsewhere() || self.job.requeues > self.record.requeues {
+        if self.job.requeues > self.record.requeues {
             return Vec::new();
+        }
+        if self.has_failed_elsewhere() {
+            // Tasks do not run then. If one began before, what it wrote is not given up without a word.
+            let may_have_results = !self.has_empty_scratch() && self.record.request.staging.copy_in.is_empty();
+            let why = format!("{}: not committed, because another node could not stage", dir.display());
+            return if may_have_results { vec![why] } else { Vec::new() };
         }
         let committed = |copy: &ScratchCopy| {
             let from = dir.join(&copy.scratch);
@@ -249,7 +255,7 @@ impl StagedJob {
         let refusal = refusal_path(&self.records, &self.job.id);
         let told = match reasons.is_empty() {
             true => gone(std::fs::remove_file(&refusal)),
-            false => std::fs::write(&refusal, reasons.join("; ")),
+            false => write_for_tasks(&refusal, &reasons.join("; ")),
         };
         told.map_err(|e| Failure::io(refusal.display(), &e))?;
         let progress = if reasons.is_empty() { NodeProgress::Staged } else { NodeProgress::StageInFailed };
@@ -306,18 +312,27 @@ pub struct TaskView {
 /// Returns what the prolog has left for the tasks of a job.
 pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let is_roots = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == 0);
-    let request = Exchange::open(exchange).ok().flatten().and_then(|exchange| exchange.request(job).ok().flatten());
-    let needs_staging = request.is_some_and(|request| request.staging.needs_staging());
+    let exchange = Exchange::open(exchange).ok().flatten();
+    let request = exchange.as_ref().and_then(|exchange| exchange.request(job).ok().flatten());
+    let needs_staging = request.as_ref().is_some_and(|request| request.staging.needs_staging());
     if needs_staging && std::fs::symlink_metadata(records.join(format!("{job}.json"))).is_err() {
         // slurmd runs no prolog for a job that returns to its node at once.
         return TaskView { refused: Some("no prolog has run on this node".into()), ..TaskView::default() };
+    }
+    // The prologs of all nodes end before the first task begins.
+    let reports = exchange.zip(request).and_then(|(exchange, request)| exchange.reports(job, &request.attempt).ok());
+    let mut failed = reports.into_iter().flatten().filter(|report| report.progress == NodeProgress::StageInFailed);
+    if let Some(report) = failed.next() {
+        let why = format!("{} could not stage: {}", report.node, report.reasons.join("; "));
+        return TaskView { refused: Some(why), ..TaskView::default() };
     }
     if job.is_empty() || !job.bytes().all(|b| b.is_ascii_digit()) || !is_roots(records) {
         return TaskView::default();
     }
     let (link, refusal) = (scratch_link(records, job), refusal_path(records, job));
     let scratch = is_roots(&link).then(|| std::fs::read_link(&link).ok()).flatten();
-    let refused = is_roots(&refusal).then(|| std::fs::read_to_string(&refusal).ok()).flatten();
+    let why = || std::fs::read_to_string(&refusal).unwrap_or_else(|error| format!("{}: {error}", refusal.display()));
+    let refused = is_roots(&refusal).then(why);
     // To Slurm, a line break would begin another command.
     let is_plain = |dir: &PathBuf| dir.to_str().is_some_and(|text| !text.contains(char::is_control));
     let mut persistent = persistent::task_dirs(records, job, is_roots);
@@ -325,6 +340,12 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let count = staged_path(records, job);
     let staged_bytes = is_roots(&count).then(|| std::fs::read_to_string(&count).ok()?.trim().parse().ok()).flatten();
     TaskView { scratch: scratch.filter(is_plain), persistent, staged_bytes, refused }
+}
+
+/// Writes a file that tasks read as their user, whatever the umask of slurmd is.
+fn write_for_tasks(path: &Path, text: &str) -> io::Result<()> {
+    std::fs::write(path, text)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o644))
 }
 
 /// Returns the file that tells the tasks of a job how much was staged.
@@ -337,7 +358,7 @@ pub fn note_staged(records: &Path, job: &str, bytes: Option<u64>) -> Result<(), 
     let Some(bytes) = bytes else { return forget_staged(records, job) };
     let path = staged_path(records, job);
     make_records(records)?;
-    std::fs::write(&path, format!("{bytes}\n")).map_err(|e| Failure::io(path.display(), &e))
+    write_for_tasks(&path, &format!("{bytes}\n")).map_err(|e| Failure::io(path.display(), &e))
 }
 
 /// Forgets it at the end of the job.
