@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The delay of a slow server's answers.
 const LATE: Duration = Duration::from_millis(200);
 /// The time limit for one part of a listing of a slow server.
-const PART: Duration = Duration::from_secs(2);
+const PART: Duration = Duration::from_secs(4);
 /// The number of names that a slow server lists. Requests for all of them take longer than `PART`.
 const LATE_NAMES: usize = 960;
 /// The most bytes that are read from a page with an endless token.

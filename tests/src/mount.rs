@@ -23,7 +23,7 @@ use crate::tree::{Files, Tree};
 /// The time limit of a command of the program, unless a test sets another one.
 pub const COMMAND: Duration = Duration::from_secs(90);
 /// The longest time from the death of a worker until another one serves.
-const RESTART: Duration = Duration::from_secs(30);
+const RESTART: Duration = Duration::from_secs(120);
 
 /// Excludes other tests that keep the machine busy, until the guard is dropped.
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -103,7 +103,7 @@ impl Place {
         let script = "mount --make-rprivate /
             mknod -m 666 dev-fuse c 10 229 && mount --bind dev-fuse /dev/fuse
             echo user_allow_other >fuse.conf && touch /etc/fuse.conf && mount --bind fuse.conf /etc/fuse.conf";
-        process::sh(self.root.path(), script, Duration::from_secs(10));
+        process::sh(self.root.path(), script, Duration::from_secs(60));
     }
 
     /// Lets other users pass through the directories above the fast pool, to their scratch directories.

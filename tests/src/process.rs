@@ -144,12 +144,12 @@ fn collect(reader: JoinHandle<Vec<u8>>) -> String {
     String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
 }
 
-/// Waits until `holds` returns true, a minute at most.
+/// Waits until `holds` returns true, five minutes at most.
 #[track_caller]
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
+        assert!(begun.elapsed() < Duration::from_secs(300), "{what}: not within five minutes");
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -35,7 +35,7 @@ const POOL_EVERY: u64 = 10;
 /// The interval, in rounds, at which a round begins with a kill of the pool's server.
 const SERVER_EVERY: u64 = 4;
 /// The longest time that a restart may hold up a writer.
-const HELD_UP: Duration = Duration::from_secs(30);
+const HELD_UP: Duration = Duration::from_secs(120);
 
 fn writers(mount: &Mount, hard_links: bool) -> Vec<Box<dyn Writer>> {
     let ground = |name: &str, tag: u64| {

@@ -19,7 +19,7 @@ use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::servers::s3::{Rgw, Versitygw};
 
 /// The longest that a polled condition may take to become true.
-const SEEN_WITHIN: Duration = Duration::from_secs(20);
+const SEEN_WITHIN: Duration = Duration::from_secs(60);
 const FRESH: &str = "[default]\nmetadata-ttl = \"0s\"\n";
 /// The same, but no file is fetched whole at its open.
 const IN_PIECES: &str = "[default]\nmetadata-ttl = \"0s\"\nwhole-file = \"0B\"\n";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::process::{Answer, forebay, run};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(90);
 const INCOMPLETE: i32 = 1;
 const USAGE: i32 = 2;
 const NO_DAEMON: i32 = 3;

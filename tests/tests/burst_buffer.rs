@@ -10,7 +10,7 @@ use forebay_tests::process::{forebay, run};
 use forebay_tests::servers::slurm::directives::{self, names, scratch_dirs, script, shown};
 use forebay_tests::servers::slurm::{Slurm, version};
 
-const CALL: Duration = Duration::from_secs(60);
+const CALL: Duration = Duration::from_secs(180);
 const FILES: u64 = 8;
 const FILE_BYTES: usize = 100_000;
 /// Slurm refuses burst buffers to root.
@@ -194,7 +194,7 @@ fn results_that_cannot_be_committed_stay_and_are_named() {
     assert_eq!(fs::read_to_string(mount.path("good")).unwrap(), "y\n");
     mount.forebay(["scratch", "commit"], &[&Path::new(&dir).join("out"), &mount.path("out")]).ok();
     mount
-        .forebay(["job", "stage-out", &format!("slurm-{job}"), "--wait", "20s", "--mount"], &[&mount.place.mnt()])
+        .forebay(["job", "stage-out", &format!("slurm-{job}"), "--wait", "60s", "--mount"], &[&mount.place.mnt()])
         .ok();
     assert_eq!(fs::read_to_string(mount.pool("out/x")).unwrap(), "x\n");
     assert_eq!(scratch_dirs(&mount), "");

@@ -233,7 +233,7 @@ async fn a_pool_that_hangs_does_not_hang_what_is_local() {
     let fixture = Fixture::new();
     fixture.put("a", b"here").await;
     fixture.put("b", b"not here").await;
-    let brief = Duration::from_millis(50);
+    let brief = Duration::from_millis(1000);
     let limits = CallLimits { metadata: brief, data: brief, copies: brief, min_bytes_per_second: 1 << 30 };
     let pool = Arc::new(Deadline::new(fixture.fault.clone(), limits));
     let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
@@ -321,7 +321,7 @@ async fn no_program_writes_past_the_daemon_before_there_is_room_and_room_is_made
     assert!(!past().await, "there is room for 98 MiB, and for 200 if something is evicted");
     let begun = Instant::now();
     while !past().await {
-        assert!(begun.elapsed() < Duration::from_secs(10), "no room is made");
+        assert!(begun.elapsed() < Duration::from_secs(60), "no room is made");
     }
 }
 

@@ -153,7 +153,7 @@ async fn a_writer_does_not_wait_for_room_that_flushing_cannot_make() {
         let error = refused(write(&overlay, "d/f2", &content).await);
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{case}");
         assert!(error.to_string().contains("bytes do not fit"), "{case}: {error}");
-        assert!(begun.elapsed() < Duration::from_secs(25), "{case}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{case}");
         assert_eq!(overlay.status().await.waiting_for_room, 0, "{case}");
     }
 }
@@ -176,7 +176,7 @@ async fn status_tells_that_writers_wait_for_room() {
     };
     let begun = std::time::Instant::now();
     while overlay.status().await.waiting_for_room != 1 {
-        assert!(begun.elapsed() < Duration::from_secs(20) && !writer.is_finished());
+        assert!(begun.elapsed() < Duration::from_secs(60) && !writer.is_finished());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     fixture.fault.set_hanging(false);
@@ -248,14 +248,19 @@ async fn names_lag_by_the_ttl_once_and_not_twice() {
     fixture.put("a", b"x").await;
     let policy = Policy::parse(&format!("[default]\nmetadata-ttl = \"{}s\"\n", TTL.as_secs())).unwrap();
     let overlay = Overlay::open(Options { policy, ..fixture.options() }).await.unwrap();
-    let listed = std::time::Instant::now();
     overlay.read_dir(Ino::ROOT).await.unwrap();
+    let listed = std::time::Instant::now();
     tokio::time::sleep(TTL / 2).await;
     for name in ["a", "none"] {
+        let age = listed.elapsed();
+        if age >= TTL {
+            println!("the machine was too busy: {age:?}");
+            return;
+        }
         let ttl = match overlay.lookup(Ino::ROOT, name.as_bytes()).await.unwrap() {
             Lookup::Found(entry) => entry.ttl,
             Lookup::Negative { ttl } => ttl,
         };
-        assert!(ttl + listed.elapsed() <= TTL + Duration::from_millis(500), "{name}: {ttl:?}");
+        assert!(ttl + age <= TTL + Duration::from_millis(100), "{name}: {ttl:?} after {age:?}");
     }
 }

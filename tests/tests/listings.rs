@@ -197,7 +197,7 @@ fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     }
     let written = times();
     std::thread::sleep(Duration::from_millis(50));
-    run(Command::new("xfs_io").args(["-c", "mmap 0 4k", "-c", "mwrite 0 4k", "-c", "msync -s"]).arg(&file), MINUTE)
+    run(Command::new("xfs_io").args(["-c", "mmap 0 4k", "-c", "mwrite 0 4k", "-c", "msync -s"]).arg(&file), MINUTE * 5)
         .ok();
     assert_ne!(times(), written);
 }

@@ -11,7 +11,7 @@ use forebay_tests::mount::{Mount, Options, Place, content};
 
 const LEN: usize = 300_000;
 /// Longer than an epoch.
-const EPOCH: Duration = Duration::from_secs(60);
+const EPOCH: Duration = Duration::from_secs(180);
 
 /// Returns a mount with its catalog on one device, and its content on the other one, which has more room.
 fn mounted() -> (Disk, Mount) {

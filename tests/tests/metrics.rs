@@ -17,7 +17,7 @@ use forebay_tests::servers::free_port;
 const USAGE: i32 = 2;
 const BUSY: i32 = 6;
 /// How long an announced change may take: more than the pause of the census.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 const NOBODY: u32 = 65_534;
 
 fn loopback(port: u16) -> SocketAddr {

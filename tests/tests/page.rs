@@ -21,7 +21,7 @@ use forebay_tests::webdriver::{BACKSPACE, ENTER, WebDriver};
 use serde_json::{Value, json};
 
 /// How long the page may take to show something.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 /// A name that would run a script if it were drawn as markup.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='taken over'\">";
 

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -195,14 +196,15 @@ fn a_file_that_is_written_without_a_pause_is_sent_from_a_reflink() {
     let mount = Mount::on(place, Options { limit: Some("200M".into()), ..Options::policy(text) });
     const BLOCK: usize = 64;
     const BLOCKS: u64 = 1 << 16;
-    let (log, until) = (mount.path("log"), Instant::now() + Duration::from_secs(25));
+    let (log, until) = (mount.path("log"), Instant::now() + Duration::from_secs(300));
+    let (stop, least) = (&AtomicBool::new(false), Instant::now() + Duration::from_secs(25));
     fs::write(&log, vec![b'0'; BLOCK * BLOCKS as usize]).unwrap();
     let mut seen = Vec::new();
     thread::scope(|scope| {
         let writer = scope.spawn(move || {
             let file = OpenOptions::new().write(true).open(log).unwrap();
             let mut number = 0u64;
-            while Instant::now() < until {
+            while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 // Each block is written at once. The numbers of the blocks are written in turn, without a pause.
                 let digit = b'0' + (number / BLOCKS % 10) as u8;
                 file.write_all_at(&[digit; BLOCK], number % BLOCKS * BLOCK as u64).unwrap();
@@ -219,6 +221,7 @@ fn a_file_that_is_written_without_a_pause_is_sent_from_a_reflink() {
             if !now.is_empty() && seen.last() != Some(&now) {
                 seen.push(now);
             }
+            stop.store(seen.len() >= 3 && Instant::now() > least, Ordering::Relaxed);
             thread::sleep(Duration::from_millis(50));
         }
     });
@@ -440,9 +443,13 @@ fn of_files_that_are_due_those_of_high_priority_go_first() {
     }
     // All of them are due at once.
     apply(&mount, &text.replace("manual", "idle:0s"));
-    wait_until("the files of high priority are in the pool", || count("high-") == 4);
-    assert!(count("low-") < LOW, "all others were there first");
-    wait_until("all are in the pool", || count("low-") == LOW);
+    wait_until("all are in the pool", || count("high-") == 4 && count("low-") == LOW);
+    let last = |prefix: &str| {
+        let files = fs::read_dir(mount.place.pool()).unwrap().map(Result::unwrap);
+        let of_prefix = files.filter(|file| file.file_name().to_string_lossy().starts_with(prefix));
+        of_prefix.map(|file| file.metadata().unwrap()).map(|meta| (meta.ctime(), meta.ctime_nsec())).max()
+    };
+    assert!(last("high-") < last("low-"), "all others were there first");
 }
 
 #[test]

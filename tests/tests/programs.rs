@@ -225,7 +225,7 @@ impl Writer {
     fn wait_for(&mut self, rows: u64) {
         let until = self.sent + rows;
         while self.sent < until {
-            let next = self.acknowledged.recv_timeout(Duration::from_secs(30));
+            let next = self.acknowledged.recv_timeout(Duration::from_secs(120));
             self.sent = next.unwrap_or_else(|e| panic!("no row after {} was acknowledged: {e}", self.sent));
         }
     }

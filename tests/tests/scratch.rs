@@ -502,7 +502,8 @@ fn a_directory_has_its_size_and_no_more() {
             Err(error) => break error,
         }
         assert!(written < 200, "writes go on beyond the limit");
-        std::thread::sleep(Duration::from_millis(100));
+        // The space is counted less often on a busy machine.
+        std::thread::sleep(Duration::from_millis(if written < 12 { 100 } else { 1000 }));
     };
     assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
     assert!((12..40).contains(&written), "{written} MiB");

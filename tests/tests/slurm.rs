@@ -10,7 +10,7 @@ use forebay_tests::servers::s3::Versitygw;
 use forebay_tests::servers::slurm::Slurm;
 use serde_json::Value;
 
-const CALL: Duration = Duration::from_secs(60);
+const CALL: Duration = Duration::from_secs(180);
 const FILES: u64 = 24;
 const FILE_BYTES: u64 = 100_000;
 
@@ -280,7 +280,7 @@ fn a_daemon_that_hangs_is_a_broken_node_and_is_not_waited_for() {
     let mut command = std::process::Command::new(forebay_tests::process::forebay());
     command.args(["slurm", "prolog", "--within", "3s", "--mount"]).arg(mount.place.mnt());
     command.envs([("SLURM_JOB_ID", "1"), ("SLURM_JOB_UID", "0")]);
-    let answer = forebay_tests::process::run(&mut command, Duration::from_secs(20));
+    let answer = forebay_tests::process::run(&mut command, Duration::from_secs(60));
     rustix::process::kill_process(worker, rustix::process::Signal::CONT).unwrap();
     answer.refused(3, &["has not answered"]);
 }
@@ -291,7 +291,7 @@ fn a_node_without_a_mount_tells_what_is_missing() {
     let mut command = std::process::Command::new(forebay_tests::process::forebay());
     command.args(["slurm", "prolog", "--mount"]).arg(place.mnt());
     command.envs([("SLURM_JOB_ID", "1"), ("SLURM_JOB_UID", "0")]);
-    forebay_tests::process::run(&mut command, Duration::from_secs(20)).refused(3, &["forebay mount"]);
+    forebay_tests::process::run(&mut command, Duration::from_secs(60)).refused(3, &["forebay mount"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_tests::mount::{Mount, Options, alone};
 
 /// The longest that the background flush may take for all files.
-const ARRIVAL: Duration = Duration::from_secs(50);
+const ARRIVAL: Duration = Duration::from_secs(300);
 const FILES: usize = 8000;
 
 /// Sets both limits, because a daemon raises the soft one as far as it may. They hold for processes that this one

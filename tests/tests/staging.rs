@@ -401,11 +401,11 @@ async fn staging_ends_when_its_time_is_up_and_says_how_much_is_short() {
     let request = StageRequest {
         paths: vec!["a-small".into(), "large".into()],
         bytes_per_second: Some(1 << 20),
-        within_ms: Some(2_000),
+        within_ms: Some(10_000),
         ..request("", "job")
     };
     let (staged, failed) =
-        tokio::time::timeout(Duration::from_secs(40), summary(overlay.stage(request))).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(120), summary(overlay.stage(request))).await.unwrap();
     assert_eq!((staged.files, staged.failed, failed), (1, 1, Vec::new()));
     assert_eq!(staged.message.as_deref(), Some("the time was up before 1 of 2 files were resident"));
     assert_eq!(owners(&overlay, "a-small").await.as_deref(), Some("job"));

@@ -18,7 +18,7 @@ use super::view;
 /// the file with its new name.
 const ROUNDS: u32 = 4;
 /// The time limit for arrival in the pool: a failed write-back is retried after seconds, with growing pauses.
-const ARRIVAL: Duration = Duration::from_secs(40);
+const ARRIVAL: Duration = Duration::from_secs(120);
 /// The number of times that the count of used bytes is read before it must be right.
 const COUNTS: u32 = 200;
 const ALL: Compared = Compared { contents: true, mtimes: true };

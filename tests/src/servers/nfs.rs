@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use super::started::free_port;
 
 const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
-const START_LIMIT: Duration = Duration::from_secs(30);
+const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Another process may take a free port before the server binds it.
 const START_ATTEMPTS: u32 = 3;
@@ -167,7 +167,7 @@ impl NfsServer {
         File::create(self.log()).map_err(text)?;
         // One server at a time on this machine: all register the same service.
         let lock = File::create(std::env::temp_dir().join("forebay-test-rpcbind.lock")).map_err(text)?;
-        lock_within(&lock, START_LIMIT)?;
+        lock_within(&lock, START_LIMIT * 5)?;
         let portmapper = Portmapper::present()?;
         let out = File::create(self.dir.path().join("out")).map_err(text)?;
         let mut command = Command::new("ganesha.nfsd");

@@ -13,7 +13,7 @@ use super::started::{end, free_port, spawn, wait_until};
 use crate::mount::Place;
 use crate::process::{self, Answer, forebay};
 
-const CALL: Duration = Duration::from_secs(60);
+const CALL: Duration = Duration::from_secs(180);
 
 /// A controller and a node `n1`, perhaps also a node `n2`.
 #[derive(Debug)]

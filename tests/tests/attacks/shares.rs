@@ -11,7 +11,7 @@ use forebay_tests::mount::{Mount, Options, Place};
 use forebay_tests::users::{U1, U2};
 
 /// The longest that the flush of a due file may take.
-const ARRIVAL: Duration = Duration::from_secs(40);
+const ARRIVAL: Duration = Duration::from_secs(120);
 
 fn shared(policy: &str) -> Mount {
     let mount = Mount::new(Options::policy(policy));
