@@ -1,6 +1,6 @@
 //! Directories that change while they are read, and names that are replaced while they are opened.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_tests::mapped::Mapped;
 use forebay_tests::mount::{Mount, Options, Place, alone};
 use forebay_tests::process::run;
+use rustix::fs::RawDir;
 
 const FILES: usize = 5000;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -62,6 +63,41 @@ fn a_directory_that_changes_while_it_is_read_loses_no_name() {
         );
         let twice: Vec<_> = seen.iter().filter(|(name, times)| name.starts_with('f') && **times > 1).collect();
         assert!(twice.is_empty(), "seen twice (worker killed: {kills}): {twice:?}");
+    }
+}
+
+/// SEMANTICS 51: "sees each name that exists during the whole listing exactly once". The kernel's cache of 2,048 entries of
+/// 32 bytes ends with a page, and the names before the reader's position are gone from it.
+#[test]
+fn a_listing_that_fills_the_kernels_pages_loses_no_name() {
+    let _alone = alone();
+    let mount = Mount::new(Options::default());
+    for files in [2045, 2046, 2047] {
+        let dir = mount.path(format!("d{files}"));
+        fs::create_dir(&dir).unwrap();
+        let list = || run(Command::new("ls").arg("-f").arg(&dir), MINUTE).ok();
+        (0..files).for_each(|at| drop(File::create(dir.join(format!("f{at:04}"))).unwrap()));
+        (0..2).for_each(|_| drop(list()));
+        let (mut seen, mut part, mut made) = (HashSet::new(), Vec::new(), 0);
+        let (opened, mut buffer) = (File::open(&dir).unwrap(), Vec::with_capacity(32 << 10));
+        let mut reader = RawDir::new(&opened, buffer.spare_capacity_mut());
+        while let Some(entry) = reader.next() {
+            part.push(entry.unwrap().file_name().to_str().unwrap().to_owned());
+            if !reader.is_buffer_empty() {
+                continue;
+            }
+            for name in part.drain(..) {
+                if name.starts_with('f') {
+                    fs::remove_file(dir.join(&name)).unwrap();
+                    File::create(dir.join(format!("g{made:04}"))).unwrap();
+                    made += 1;
+                }
+                seen.insert(name);
+            }
+            (0..3).for_each(|_| drop(list()));
+        }
+        let lost = (0..files).filter(|at| !seen.contains(&format!("f{at:04}"))).count();
+        assert_eq!(lost, 0, "of {files} files");
     }
 }
 

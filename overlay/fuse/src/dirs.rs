@@ -2,11 +2,16 @@
 //!
 //! All handles that read the same state of a directory share one snapshot of its names. The snapshots of all
 //! directories have one bound in bytes.
+//!
+//! The kernel fills a cache with the entries that it gets. If the last one ends exactly at the end of a page, a reader
+//! whose position the cache does not have gets the end of the directory, and not the rest of its names: the loop of
+//! `fuse_readdir_cached` (Linux 6.18, fs/fuse/readdir.c) then finds nothing left in the next page. So the pages are
+//! dropped before the end of such a listing is answered: a cache without its first page is not used.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use forebay_backends::Result;
@@ -29,6 +34,13 @@ const EPOCH_SHIFT: u32 = 32;
 /// The cookies of `.` and `..`; entries have larger ones. A listing continues after the entry that its cookie names.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
+/// The bytes of `struct fuse_dirent` before the name (include/uapi/linux/fuse.h).
+const DIRENT_HEAD_BYTES: usize = 24;
+static PAGE_BYTES: LazyLock<usize> = LazyLock::new(|| {
+    // SAFETY: takes and returns numbers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+});
 
 /// The open directories by the handle that the kernel has, and their snapshots. All handles of one state of a directory
 /// share one snapshot.
@@ -45,9 +57,47 @@ struct OpenDirs {
     bytes: usize,
 }
 
+/// How far the kernel's cache would be filled by what a handle has read.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct CacheFill {
+    /// The cookie of the last entry.
+    at: u64,
+    /// The bytes of entries in the last page.
+    in_page: usize,
+}
+
+impl CacheFill {
+    /// Counts an entry. The kernel stores it as it gets it without attributes (`struct fuse_dirent`), never across pages.
+    fn add(&mut self, cookie: u64, name: &OsStr) {
+        let bytes = (DIRENT_HEAD_BYTES + name.len()).next_multiple_of(8);
+        let fits = self.in_page + bytes <= *PAGE_BYTES;
+        *self = Self { at: cookie, in_page: if fits { self.in_page + bytes } else { bytes } };
+    }
+
+    fn ends_a_page(self) -> bool {
+        self.in_page == *PAGE_BYTES
+    }
+}
+
+/// A part of a listing that is being sent.
+struct ListingPart {
+    /// `None`: it is unknown what the kernel got before.
+    fill: Option<CacheFill>,
+    is_empty: bool,
+}
+
+impl ListingPart {
+    fn add(&mut self, cookie: u64, name: &OsStr) {
+        self.is_empty = false;
+        self.fill.iter_mut().for_each(|fill| fill.add(cookie, name));
+    }
+}
+
 #[derive(Default)]
 struct OpenDir {
     snapshot: Weak<DirOrder>,
+    /// `None`: the last part did not follow the one before.
+    fill: Option<CacheFill>,
     /// A second read from the start is `rewinddir`, which must show the present names.
     started: bool,
 }
@@ -135,7 +185,26 @@ impl DirHandles {
         Some(snapshot)
     }
 
-    /// Fills `reply` with names.
+    fn begin_part(&self, handle: FileHandle, offset: u64) -> ListingPart {
+        let fill = match offset {
+            0 => Some(CacheFill::default()),
+            _ => self.open.lock().by_handle.get(&handle.0).and_then(|dir| dir.fill).filter(|fill| fill.at == offset),
+        };
+        ListingPart { fill, is_empty: true }
+    }
+
+    /// Returns whether the kernel's pages of the directory must be dropped before the answer.
+    fn end_part(&self, handle: FileHandle, part: &ListingPart) -> bool {
+        if part.is_empty {
+            return part.fill.is_none_or(CacheFill::ends_a_page);
+        }
+        if let Some(dir) = self.open.lock().by_handle.get_mut(&handle.0) {
+            dir.fill = part.fill;
+        }
+        false
+    }
+
+    /// Fills `reply` with names. Returns whether the kernel's pages of the directory must be dropped before the answer.
     pub async fn read(
         &self,
         overlay: &Overlay,
@@ -143,23 +212,26 @@ impl DirHandles {
         handle: FileHandle,
         offset: u64,
         reply: &mut ReplyDirectory,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let snapshot = self.snapshot(overlay, ino, handle, offset).await?;
+        let mut part = self.begin_part(handle, offset);
         for (cookie, dot, name) in dots(&snapshot).into_iter().filter(|(cookie, ..)| *cookie > offset) {
             if reply.add(INodeNo(dot.0), cookie, FileType::Directory, name) {
-                return Ok(());
+                return Ok(self.end_part(handle, &part));
             }
+            part.add(cookie, OsStr::new(name));
         }
         for placed in snapshot.after(offset) {
             let (kind, name) = (convert::file_type(placed.kind), OsStr::from_bytes(placed.name));
             if reply.add(INodeNo(placed.ino.0), placed.cookie, kind, name) {
                 break;
             }
+            part.add(placed.cookie, name);
         }
-        Ok(())
+        Ok(self.end_part(handle, &part))
     }
 
-    /// Fills `reply` with names and attributes. Each entry counts as a lookup, except `.` and `..`.
+    /// As [`Self::read`], with attributes. Each entry counts as a lookup, except `.` and `..`.
     pub async fn read_plus(
         &self,
         overlay: &Overlay,
@@ -167,13 +239,15 @@ impl DirHandles {
         handle: FileHandle,
         offset: u64,
         reply: &mut ReplyDirectoryPlus,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let snapshot = self.snapshot(overlay, ino, handle, offset).await?;
+        let mut part = self.begin_part(handle, offset);
         for (cookie, dot, name) in dots(&snapshot).into_iter().filter(|(cookie, ..)| *cookie > offset) {
             // The kernel uses only the inode number and the type of these two.
             if reply.add(INodeNo(dot.0), cookie, name, &Duration::ZERO, &convert::directory(dot), Generation(0)) {
-                return Ok(());
+                return Ok(self.end_part(handle, &part));
             }
+            part.add(cookie, OsStr::new(name));
         }
         let mut filled = offset < DOT_DOT;
         for placed in snapshot.after(offset) {
@@ -190,12 +264,38 @@ impl DirHandles {
                 overlay.forget(entry.attr.ino, 1);
                 break;
             }
+            part.add(placed.cookie, name);
             filled = true;
         }
-        Ok(())
+        Ok(self.end_part(handle, &part))
     }
 }
 
 fn dots(snapshot: &DirOrder) -> [(u64, Ino, &'static str); 2] {
     [(DOT, snapshot.dir, "."), (DOT_DOT, snapshot.parent, "..")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_pages_are_counted_as_it_fills_them() {
+        let mut fill = CacheFill::default();
+        let page = *PAGE_BYTES;
+        // 24 and 5 bytes take 32.
+        for number in 1..=page / 32 {
+            assert!(!fill.ends_a_page());
+            fill.add(number as u64, OsStr::new("f0000"));
+        }
+        assert!(fill.ends_a_page() && fill.at == (page / 32) as u64);
+        fill.add(9, OsStr::new("a name of more than 8 bytes"));
+        assert_eq!(fill, CacheFill { at: 9, in_page: 56 });
+        for _ in 0..page / 32 - 2 {
+            fill.add(9, OsStr::new("f"));
+        }
+        assert_eq!(fill.in_page, page - 8);
+        fill.add(9, OsStr::new("f"));
+        assert_eq!(fill.in_page, 32, "it did not fit");
+    }
 }

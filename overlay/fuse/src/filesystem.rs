@@ -382,8 +382,12 @@ impl Filesystem for MountSession {
             Ok((reply, outcome))
         };
         // If the work panics, dropping the reply answers EIO.
-        self.dispatch(request, Operation::Readdir, work, |outcome| match outcome {
-            Ok((reply, Ok(()))) => reply.ok(),
+        let session = self.clone();
+        self.dispatch(request, Operation::Readdir, work, move |outcome| match outcome {
+            Ok((reply, Ok(drops_pages))) => {
+                session.before_part(Ino(ino.0), drops_pages);
+                reply.ok();
+            }
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
             Err(_) => {}
         });
@@ -402,8 +406,12 @@ impl Filesystem for MountSession {
             let outcome = session.dirs.read_plus(&session.overlay, Ino(ino.0), handle, offset, &mut reply).await;
             Ok((reply, outcome))
         };
-        self.dispatch(request, Operation::Readdirplus, work, |outcome| match outcome {
-            Ok((reply, Ok(()))) => reply.ok(),
+        let session = self.clone();
+        self.dispatch(request, Operation::Readdirplus, work, move |outcome| match outcome {
+            Ok((reply, Ok(drops_pages))) => {
+                session.before_part(Ino(ino.0), drops_pages);
+                reply.ok();
+            }
             Ok((reply, Err(error))) => reply.error(convert::errno(&error)),
             Err(_) => {}
         });

@@ -174,6 +174,11 @@ impl KernelNotifier {
         }
         Ok(this)
     }
+
+    /// Drops the kernel's pages of a directory. Waits for no lane: no reader holds such a page while it waits for an answer.
+    pub fn drop_listing(&self, dir: Ino) {
+        send(&self.notifier, &self.device, &Note::Bytes(dir));
+    }
 }
 
 impl Drop for KernelNotifier {

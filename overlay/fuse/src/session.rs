@@ -57,6 +57,13 @@ impl MountSession {
         Self(Arc::new(shared))
     }
 
+    /// Called before a part of a listing is sent.
+    pub fn before_part(&self, dir: Ino, drops_pages: bool) {
+        if let Some(kernel) = self.kernel.get().filter(|_| drops_pages) {
+            kernel.drop_listing(dir);
+        }
+    }
+
     /// Answers `request`, if possible on the thread that read it: see [`dispatch::dispatch`].
     pub fn dispatch<T, W, R>(&self, request: &Request, operation: Operation, work: W, reply: R)
     where
