@@ -307,13 +307,14 @@ async fn a_directory_whose_rename_is_refused_for_good_stays_where_it_is() {
         let error = pool.rename(&path("a"), &path("b"), RenameMode::Replace).await.unwrap_err();
         assert!(error.is(ErrorKind::PermissionDenied), "{error}");
         assert!(error.to_string().contains("InvalidObjectState"), "{error}");
-        assert_eq!(
-            pool.stat(&path("b")).await.map(|_| ()).map_err(|e| e.kind()),
-            match is_there {
-                true => Ok(()),
-                false => Err(ErrorKind::NotFound),
+        match pool.stat(&path("b")).await {
+            // versitygw may keep the directory of keys that are removed at the same moment.
+            Ok(_) => {
+                let pages: Vec<_> = pool.list(&path("b")).await.unwrap().try_collect().await.unwrap();
+                assert_eq!(pages.concat().len(), 0, "an empty directory at most");
             }
-        );
+            Err(error) => assert!(error.is(ErrorKind::NotFound) && !is_there, "{error}"),
+        }
         let keys = curl_at(server.port(), &[], "?list-type=2");
         assert!(!keys.contains("rename-") && keys.contains("a/sub/three"), "{keys}");
         for name in ["one", "two", "sub"] {
