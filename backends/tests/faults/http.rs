@@ -98,9 +98,15 @@ impl HttpFaultPlan {
         let (mut wrong, late_ms) = self.storm.lock().as_mut().map_or((None, 0), Storm::next);
         let mut meanwhile = None;
         let mut next = self.next.lock();
-        // A fault that is planned for POST applies to the completion of an upload in parts, not to its start.
+        // Only an answer with content can have another version's ETag.
+        let is_get = method == "GET" && !request.head.contains('?');
+        let is_copy = request.head.to_ascii_lowercase().contains("x-amz-copy-source:");
+        // A fault that is planned for POST applies to the completion of an upload in parts, not to its start; one of an
+        // archived object, planned for PUT, waits for a copy of it.
         let meant = |planned: &&mut PlannedHttpFault| {
-            planned.method == method && (method != "POST" || request.head.contains("uploadId="))
+            planned.method == method
+                && (method != "POST" || request.head.contains("uploadId="))
+                && (planned.wrong != Wrong::Archived || method != "PUT" || is_copy)
         };
         if let Some(planned) = next.as_mut().filter(meant) {
             planned.times -= 1;
@@ -111,9 +117,6 @@ impl HttpFaultPlan {
                 *next = None;
             }
         }
-        // Only an answer with content can have another version's ETag.
-        let is_get = method == "GET" && !request.head.contains('?');
-        let is_copy = request.head.to_ascii_lowercase().contains("x-amz-copy-source:");
         let wrong = wrong.filter(|wrong| match wrong {
             Wrong::OtherEtag => is_get,
             Wrong::Archived => is_get || is_copy,
