@@ -91,7 +91,9 @@ impl Mount {
     /// Returns the bytes that the daemon has sent to the pool.
     pub fn pool_written_bytes(&self) -> Result<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.status()?)?;
-        Ok(status["status"]["counters"]["pool_written_bytes"].as_u64().ok_or("forebay status does not tell what it has sent")?)
+        Ok(status["status"]["counters"]["pool_written_bytes"]
+            .as_u64()
+            .ok_or("forebay status does not tell what it has sent")?)
     }
 
     /// Returns the seconds of processor time that the daemon has used.
