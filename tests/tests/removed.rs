@@ -168,40 +168,34 @@ async fn what_was_written_in_a_tree_that_another_client_moved_goes_to_its_old_pl
     assert_eq!(overlay.read_dir(find(&overlay, "d/kept").await).await.unwrap().entries.len(), 1);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_listing_adds_nothing_to_a_directory_that_vanished_meanwhile() {
+/// Opens an overlay on a pool with `d/f`, and lets another client move `d` while an answer of this kind is held. Returns
+/// what `ask` for `d` returns.
+async fn asked_while_it_vanishes<T>(kind: CallKind, ask: impl AsyncFnOnce(&Overlay, Ino) -> T) -> T {
     let fixture = Fixture::new();
     fixture.mkdir("d").await;
     fixture.put("d/f", b"x").await;
     let (overlay, held) = open_held(&fixture).await;
     let dir = found(&overlay, Ino::ROOT, b"d").await;
-    held.hold_answers(1, |call| call.kind == CallKind::List);
+    held.hold_answers(1, move |call| call.kind == kind);
     let moving = async {
         held.until_waiting(1).await;
         moved_in_pool(&fixture, "d", "elsewhere").await;
         assert!(is_absent(&overlay, Ino::ROOT, b"d").await);
         held.release();
     };
-    let (listed, ()) = tokio::join!(overlay.read_dir(dir), moving);
+    tokio::join!(ask(&overlay, dir), moving).0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_adds_nothing_to_a_directory_that_vanished_meanwhile() {
+    let listed = asked_while_it_vanishes(CallKind::List, async |overlay, dir| overlay.read_dir(dir).await).await;
     assert_eq!(listed.unwrap().entries.len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lookup_adds_nothing_to_a_directory_that_vanished_meanwhile() {
-    let fixture = Fixture::new();
-    fixture.mkdir("d").await;
-    fixture.put("d/f", b"x").await;
-    let (overlay, held) = open_held(&fixture).await;
-    let dir = found(&overlay, Ino::ROOT, b"d").await;
-    held.hold_answers(1, |call| call.kind == CallKind::Stat);
-    let moving = async {
-        held.until_waiting(1).await;
-        moved_in_pool(&fixture, "d", "elsewhere").await;
-        assert!(is_absent(&overlay, Ino::ROOT, b"d").await);
-        held.release();
-    };
-    let (looked_up, ()) = tokio::join!(overlay.lookup(dir, b"f"), moving);
-    assert!(matches!(looked_up.unwrap(), Lookup::Negative { .. }));
+    let found = asked_while_it_vanishes(CallKind::Stat, async |overlay, dir| overlay.lookup(dir, b"f").await).await;
+    assert!(matches!(found.unwrap(), Lookup::Negative { .. }));
 }
 
 /// SEMANTICS 6: "never zeros in place of bytes that are not resident"

@@ -348,8 +348,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// Carries out one half of the rename of a directory, or undoes the first half, key by key. Returns the directories, which the caller
-    /// removes.
+    /// Carries out one half of the rename of a directory, or undoes the first half, key by key. Returns the directories,
+    /// which the caller removes.
     async fn each_key(
         &self,
         what: &Move,

@@ -152,8 +152,8 @@ pub(super) fn certificates<T, E: std::fmt::Display>(
     parse(&pem).map_err(|error| bad(&error))
 }
 
-/// The settings of connections to the issuer of credentials for an endpoint. `ca`: a PEM file with certificates to trust in addition to the
-/// system's.
+/// The settings of connections to the issuer of credentials for an endpoint. `ca`: a PEM file with certificates to
+/// trust in addition to the system's.
 pub(crate) fn client_options(text: &str, ca: Option<&Path>, endpoint: &str) -> Result<ClientOptions> {
     let mut options = ClientOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)

@@ -22,7 +22,8 @@ const SHARED_BYTES_MAX: u64 = 64 << 40;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FileShare {
     All,
-    /// The ranges of which this node is the first owner, not all of the file. A lease protects a whole file, so these get none.
+    /// The ranges of which this node is the first owner, not all of the file. A lease protects a whole file, so these get
+    /// none.
     Ranges(Vec<Range<u64>>),
 }
 
