@@ -52,9 +52,9 @@ fn look_at_all(mount: &Mount) -> u64 {
     seen
 }
 
-/// Threads whose reads have nothing to do with the number of files: RocksDB merges tables when it is their turn, which may
-/// be just after a start, and the observer reads the types of the kernel, once or some times.
-const OTHER_THREADS: [&str; 2] = ["rocksdb", "forebay-jobs"];
+/// Threads that no start waits for: RocksDB merges tables when it is their turn, which may be just after a start, the
+/// observer reads the types of the kernel, once or some times, and the scan of the fast pool begins when the mount serves.
+const OTHER_THREADS: [&str; 3] = ["rocksdb", "forebay-jobs", "forebay-scan"];
 
 /// Bytes that the worker's threads have read since its start, from files and sockets.
 fn read_since_start(mount: &Mount) -> u64 {
@@ -69,8 +69,7 @@ fn read_since_start(mount: &Mount) -> u64 {
     threads.filter_map(|thread| read_by(&thread.unwrap().path())).sum()
 }
 
-/// Mounts again, some times. Returns the bytes that a worker had read when the root could be looked at, in the best case:
-/// the scan in the background may have begun.
+/// Mounts again, some times. Returns the bytes that a worker had read when the root could be looked at, in the best case.
 fn read_at_start(mount: &Mount) -> u64 {
     let once = |_| {
         mount.umount();

@@ -172,6 +172,11 @@ fn a_member_that_is_gone_or_hangs_is_named_and_the_others_stage() {
     }
     assert!(done.failed >= 1 && answer.took < COMMAND, "{answer}");
     assert_eq!(mounts[2].status().resident_files, sizes.len() as u64);
+    // What n1 asked the pool before it was frozen has timed out meanwhile, so n1 takes it for gone until it asks again.
+    wait_until("n1 stages again", || {
+        let told = mounts[0].forebay(["--json", "stage", "--cluster"], &[&mounts[0].path("set")]);
+        told.code == Some(0)
+    });
     // A member that does not come back.
     mounts[2].kill_all();
     let answer = stage().refused(1, &["n2"]);

@@ -42,8 +42,9 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     let (begun, has_begun) = oneshot::channel();
     // Runs before anything else: from now on, each change of content counts itself.
     let start = Start { counted_bytes: inner.content_bytes(), begun };
-    tokio::task::spawn_blocking(move || {
-        if let Err(error) = again.look_around(start, &stop) {
+    let scan = move || again.look_around(start, &stop);
+    tokio::spawn(async move {
+        if let Err(error) = super::tasks::on_thread("forebay-scan", scan).await {
             tracing::error!(%error, "the scan of the fast pool after the start");
         }
     });

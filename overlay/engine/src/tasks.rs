@@ -12,6 +12,27 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send
     outcome(tokio::task::spawn_blocking(work).await)
 }
 
+/// Runs long work that blocks on a thread of this name, so that tools that show threads tell what it costs. The runtime
+/// does not end before it.
+pub(crate) async fn on_thread<T: Send + 'static>(
+    name: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let runtime = tokio::runtime::Handle::current();
+    let work = move || {
+        let _inside = runtime.enter();
+        work()
+    };
+    blocking(move || {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        let thread = thread.map_err(|e| Error::io(e, Side::Cache, format!("starting {name}")))?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Os(libc::EIO), Side::Cache, format!("{name} panicked"))))
+    })
+    .await
+}
+
 /// Runs work to its end, although its caller may go away meanwhile.
 pub(crate) async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     outcome(tokio::spawn(work.boxed()).await)
