@@ -249,6 +249,36 @@ fn groups_have_quotas_for_projects_in_setgid_directories() {
     assert!(of(&mount, QuotaKind::Group, PROJECT).unwrap().bytes.used > 30 * MIB);
 }
 
+/// Returns the bytes and files that `df` shows: all of them, and those that are left.
+fn shown_space(path: &Path) -> [u64; 4] {
+    let space = rustix::fs::statvfs(path).unwrap();
+    [space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize, space.f_files, space.f_ffree]
+}
+
+#[test]
+fn the_space_of_a_project_is_what_its_quota_leaves() {
+    const PROJECT: u32 = 4101;
+    let quota = format!("[[quota]]\ngroup = \"{PROJECT}\"\nbytes = \"20MiB\"\nfiles = 10\n");
+    let mount = shared(&format!("{MANUAL}{quota}"));
+    let of_pool = shown_space(&mount.path(""));
+    assert!(of_pool[0] > 100 * MIB && of_pool[2] > 10);
+    fs::create_dir(mount.path("project")).unwrap();
+    chown(mount.path("project"), None, Some(PROJECT)).unwrap();
+    assert_eq!(shown_space(&mount.path("project"))[0], of_pool[0], "new files have other groups");
+    fs::set_permissions(mount.path("project"), fs::Permissions::from_mode(0o2777)).unwrap();
+    assert_eq!(shown_space(&mount.path("project")), [20 * MIB, 20 * MIB, 10, 10]);
+    write(U1, &mount, "project/a", 12).ok();
+    for path in ["project", "project/a"] {
+        let left = shown_space(&mount.path(path));
+        assert!(left[0] == 20 * MIB && left[1] <= 8 * MIB && left[1] >= 7 * MIB, "{left:?}");
+        assert_eq!(left[2..], [10, 9]);
+    }
+    assert_eq!(shown_space(&mount.path(""))[0], of_pool[0]);
+    // Where the flush makes room, more can be written than the quota leaves.
+    apply(&mount, &format!("[default]\nflush = \"idle:1h\"\n{quota}"));
+    assert_eq!(shown_space(&mount.path("project"))[0], of_pool[0]);
+}
+
 /// SEMANTICS 116: "A soft limit may be exceeded for the time of `grace`; after that it is a hard one until the use is
 /// below it again."
 #[test]

@@ -154,7 +154,7 @@ async fn what_is_not_flushed_is_taken_from_the_room_in_the_pool() {
     let text = "x".repeat(3 << 20);
     write(&overlay, "a", &text).await.unwrap();
     let pool = fixture.memory.space().await.unwrap();
-    let shown = overlay.statfs().await.unwrap();
+    let shown = overlay.statfs(Ino::ROOT).await.unwrap();
     assert!(pool.free_bytes - shown.free_bytes >= 3 << 20, "{pool:?}, {shown:?}");
     assert!(pool.available_bytes - shown.available_bytes >= 3 << 20, "{pool:?}, {shown:?}");
     assert_eq!(shown.total_bytes, pool.total_bytes);

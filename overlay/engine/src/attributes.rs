@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use forebay_backends::{ErrorKind, FileKind, Result};
 use forebay_cache::Stamp;
-use forebay_policy::QuotaSubject;
+use forebay_policy::{FlushPolicy, QuotaSubject};
 use forebay_system::clock::stamp_now;
 
 use super::coherence::{Age, chmod_acl};
 use super::set_id::{content_now, is_written_since, note_set_id};
 use super::{Attr, Caller, Change, Inner, Ino, Overlay, SetTime, Space, Txn};
 use crate::node::Node;
-use crate::quotas::QuotaPromise;
+use crate::quotas::{QuotaPromise, QuotaRoom};
 use crate::set_id::drop_set_id;
 
 /// The kernel waits for attributes of an inode, so it needs no notification of changes that the answer shows.
@@ -91,8 +91,14 @@ impl Overlay {
     }
 
     /// Returns the sizes of the pool, where files end up, less the bytes that are not flushed yet. `status` shows the
-    /// sizes of the fast pool.
-    pub async fn statfs(&self) -> Result<Space> {
+    /// sizes of the fast pool. Below the directory of a project whose changes stay on this node until an operator flushes
+    /// them, there is no more than the project's quota allows.
+    pub async fn statfs(&self, ino: Ino) -> Result<Space> {
+        let space = self.pool_space().await?;
+        Ok(self.inner.project_room(ino).map_or(space, |room| room.bounding(space)))
+    }
+
+    async fn pool_space(&self) -> Result<Space> {
         match self.inner.ask(self.inner.pool.space()).await {
             Err(e) if e.is_unreachable() => {
                 let budget = &self.inner.store.budget;
@@ -120,6 +126,30 @@ impl Overlay {
 }
 
 impl Inner {
+    /// Returns what the quota of a project allows at a file or directory: that of the group of its setgid directory.
+    /// `None`: there is no such quota, or the flush makes room by itself.
+    fn project_room(&self, ino: Ino) -> Option<QuotaRoom> {
+        if !self.quotas.count() {
+            return None;
+        }
+        let mut node = self.node(ino).ok()?;
+        let parent = {
+            let state = node.state.lock();
+            let is_directory = state.record.kind == FileKind::Directory;
+            if is_directory { None } else { Some(state.record.links.first()?.0) }
+        };
+        if let Some(parent) = parent {
+            node = self.node(parent).ok()?;
+        }
+        let policy = self.policy_of(&node);
+        if policy.flush() != FlushPolicy::Manual {
+            return None;
+        }
+        let state = node.state.lock();
+        let is_project = state.record.mode & libc::S_ISGID != 0;
+        is_project.then(|| self.quotas.room_of(QuotaSubject::Group(state.record.gid)))
+    }
+
     /// Promises room in the quota of the group that an ordinary user gives a file to.
     ///
     /// # Errors

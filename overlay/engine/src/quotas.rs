@@ -28,7 +28,7 @@ mod staged;
 pub(crate) use staged::{StageUnderWay, StagesUnderWay};
 
 use ledger::{Charge, ExceededSince, Limit, QuotaAccount, QuotaAmount, QuotaLedger, key_of, subject_of};
-pub(crate) use ledger::{FileOwner, QuotaRefusal, QuotaResource, QuotaShortage, SpaceHolder};
+pub(crate) use ledger::{FileOwner, QuotaRefusal, QuotaResource, QuotaRoom, QuotaShortage, SpaceHolder};
 
 /// The key of the catalog under which the begins of exceeded soft limits are kept.
 const KEY: &str = "quotas_exceeded_since";
@@ -163,6 +163,17 @@ impl Quotas {
         let rooms = owner.subjects().map(|subject| ledger.room(subject, QuotaResource::Bytes, now));
         let room = rooms.into_iter().min().unwrap_or(u64::MAX);
         (room == u64::MAX || self.is_complete()).then_some(room)
+    }
+
+    /// Returns what a user or a group may hold in all, and what is left of it.
+    pub fn room_of(&self, subject: QuotaSubject) -> QuotaRoom {
+        let (ledger, now) = (self.ledger.lock(), unix_now());
+        let limits = ledger.policy.limits_of(subject);
+        let of = |resource| {
+            let Limit { soft, hard, .. } = Limit::of(&limits, resource);
+            Some((hard.or(soft)?, ledger.room(subject, resource, now)))
+        };
+        QuotaRoom { bytes: of(QuotaResource::Bytes), files: of(QuotaResource::Files) }
     }
 
     /// Returns a refusal of bytes that are more than the whole quota of an owner.

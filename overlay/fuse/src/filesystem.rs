@@ -427,9 +427,10 @@ impl Filesystem for MountSession {
         self.dispatch_done(request, Operation::Fsyncdir, async move { overlay.fsync_dir(Ino(ino.0)).await }, reply);
     }
 
-    fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let overlay = self.overlay.clone();
-        self.dispatch(request, Operation::Statfs, async move { overlay.statfs().await }, |outcome| match outcome {
+        let work = async move { overlay.statfs(Ino(ino.0)).await };
+        self.dispatch(request, Operation::Statfs, work, |outcome| match outcome {
             Ok(space) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK_BYTES);
                 reply.statfs(

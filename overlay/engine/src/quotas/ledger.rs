@@ -8,7 +8,7 @@ use forebay_catalog::InodeRecord;
 use forebay_policy::{QuotaLimits, QuotaPolicy, QuotaSubject};
 use smallvec::SmallVec;
 
-use crate::Ino;
+use crate::{Ino, Space};
 
 /// The interval of log messages about one quota.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
@@ -124,6 +124,30 @@ impl QuotaAmount {
             (false, true) => self.exceeded_unix = None,
             (false, false) => {}
         }
+    }
+}
+
+/// What a quota allows: how much in all, and how much more. `None`: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QuotaRoom {
+    pub bytes: Option<(u64, u64)>,
+    pub files: Option<(u64, u64)>,
+}
+
+impl QuotaRoom {
+    /// Returns the part of some space that the quota allows. Space without a number of files has that of the quota.
+    pub fn bounding(self, mut space: Space) -> Space {
+        if let Some((all, left)) = self.bytes {
+            space.total_bytes = space.total_bytes.min(all);
+            space.free_bytes = space.free_bytes.min(left);
+            space.available_bytes = space.available_bytes.min(left);
+        }
+        if let Some((all, left)) = self.files {
+            let known = (space.total_files > 0).then_some((space.total_files, space.free_files));
+            (space.total_files, space.free_files) =
+                known.map_or((all, left), |(total, free)| (total.min(all), free.min(left)));
+        }
+        space
     }
 }
 
