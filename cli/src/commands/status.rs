@@ -130,6 +130,9 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
         let what = format!("{} until the flush has freed space", status.waiting_for_room);
         line("writers wait", what);
     }
+    if let Some(rate) = status.write_pace_bytes {
+        line("writers", format!("slowed to {}/s, because the flush is behind", bytes(rate)));
+    }
     for stuck in &status.flush_stuck {
         line("NO PROGRESS", shown(stuck));
     }

@@ -150,6 +150,9 @@ pub struct Status {
     /// Writers that wait until the flush has made room for their data.
     #[serde(default)]
     pub waiting_for_room: u64,
+    /// Bytes per second to which writers are slowed, because the flush is behind.
+    #[serde(default)]
+    pub write_pace_bytes: Option<u64>,
     pub conflicts: Vec<String>,
     pub leased_bytes: u64,
     pub resident_files: u64,
@@ -306,6 +309,12 @@ pub struct Counters {
     /// Local copies that were moved aside because the pool had changed, too.
     #[serde(default)]
     pub conflicts: u64,
+    /// Writes that were slowed because the flush was behind.
+    #[serde(default)]
+    pub paced_writes: u64,
+    /// How long they waited, in all.
+    #[serde(default)]
+    pub paced_ms: u64,
 }
 
 /// Reads that the daemon answered, by the place from which their bytes came. Reads that the kernel answers, from its

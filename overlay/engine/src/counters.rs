@@ -23,6 +23,9 @@ pub(crate) struct EngineCounters {
     pub flushed_files: AtomicU64,
     pub read_hits: AtomicU64,
     pub read_misses: AtomicU64,
+    /// Writes that were slowed, and for how long in all, in microseconds.
+    pub paced_writes: AtomicU64,
+    pub paced_us: AtomicU64,
     pub ahead_files: AtomicU64,
     pub ahead_bytes: AtomicU64,
     pub ahead_used_files: AtomicU64,
@@ -113,6 +116,8 @@ impl EngineCounters {
             evictions,
             flush_failures: get(&self.flush_failures),
             conflicts: get(&self.conflicts),
+            paced_writes: get(&self.paced_writes),
+            paced_ms: get(&self.paced_us) / 1000,
         }
     }
 }

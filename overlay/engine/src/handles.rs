@@ -145,6 +145,7 @@ impl Overlay {
     pub async fn write(&self, ino: Ino, offset: u64, data: Bytes) -> Result<u32> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
+        inner.pace_writer(&node, offset, data.len() as u64).await;
         let mut disturbed = None;
         loop {
             let full = {
@@ -224,39 +225,6 @@ impl Overlay {
     pub async fn fsync_dir(&self, _ino: Ino) -> Result<()> {
         let inner = self.inner.clone();
         blocking(move || inner.catalog.sync()).await
-    }
-
-    /// `fallocate(2)`: all modes that the fast pool's file system supports.
-    pub async fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
-        let inner = self.inner.clone();
-        let node = inner.node(ino)?;
-        let _writing = inner.begin_writing(&node);
-        if node.is_written_through() || node.is_spilled() {
-            let what = "fallocate on a file that does not fit into the fast pool";
-            return Err(Error::os(libc::EOPNOTSUPP, Side::Application, what));
-        }
-        let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
-        let content = match takes_space {
-            true => inner.writable_content(&node).await?,
-            false => inner.changeable_content(&node).await?,
-        };
-        let bytes = if takes_space { len } else { 0 };
-        let _room = inner.room_for_file(&node, bytes).await?;
-        let space = inner.with_room(|| inner.reserve(bytes)).await?;
-        let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
-        let allocate = || {
-            let file = content.file.clone();
-            blocking(move || {
-                rustix::fs::fallocate(&*file, flags, offset, len)
-                    .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
-            })
-        };
-        match takes_space {
-            true => allocate().await?,
-            false => inner.change_without_room(&node, &content, allocate).await?,
-        }
-        node.state.lock().changed();
-        inner.account_reserved(&node, &content, Some(space))
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`. If the pool's copy has holes, the whole file is fetched to find them. A file that
@@ -365,10 +333,13 @@ impl Inner {
 
     /// Writes into the content file.
     async fn write_resident(self: &Arc<Self>, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<u32> {
-        let content = self.writable_content(node).await?;
-        let reserve = || self.reserve_for_write(node, &content, offset, data.len() as u64);
-        let (_share, space) = self.with_room(reserve).await?;
-        self.write_into(node, &content, offset, data, space)
+        self.change_with_room(node, || async {
+            let content = self.writable_content(node).await?;
+            let reserve = || self.reserve_for_write(node, &content, offset, data.len() as u64);
+            let (_share, space) = self.with_room(reserve).await?;
+            self.write_into(node, &content, offset, data, space)
+        })
+        .await
     }
 
     /// Writes into a content file, in space that was reserved.
@@ -434,6 +405,7 @@ impl Inner {
             let what = format!("{}: it is not in the fast pool", self.display(node.ino));
             Error::new(ErrorKind::NoSpace, Side::Cache, what)
         };
+        self.pace_writer(target, to_offset, len).await;
         let resident = {
             let mut state = source.state.lock();
             // Under the same lock: it may have been evicted since.
@@ -456,7 +428,12 @@ impl Inner {
             rustix::fs::copy_file_range(&*input, Some(&mut input_at), &*output, Some(&mut output_at), len as usize)
                 .map_err(|e| Error::os(e.raw_os_error(), Side::Cache, "copy_file_range"))
         })
-        .await?;
+        .await;
+        let copied = match copied {
+            // Its writers were stopped meanwhile. The caller writes, which knows what to do then.
+            Err(e) if e.is(ErrorKind::NotPermitted) => return Err(not_resident(target)),
+            copied => copied?,
+        };
         target.state.lock().changed();
         self.account_reserved(target, &content, Some(space))?;
         // What was copied may be a hole, or the content file ends too early. The caller copies it again.
@@ -571,7 +548,7 @@ fn in_blocks(offset: u64, bytes: u64) -> u64 {
 }
 
 /// Returns the bytes that a write may need in addition.
-fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
+pub(crate) fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
     let meta = content.file.metadata().map_err(failed)?;
     let (end, allocated) = (offset.saturating_add(len), meta.blocks() * 512);
     // Blocks may lie behind the end of the file, so their number does not say that there is no hole.

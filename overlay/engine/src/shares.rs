@@ -140,6 +140,18 @@ impl Shares {
         ledger.users.get(&user).is_some_and(|u| u.dirty_bytes / 9 > ledger.room_bytes(user, self))
     }
 
+    /// Returns what is left of the last part `below` of a user's share, from 0 to 1; `None`: the user has not come to it.
+    pub fn margin_left(&self, user: u32, below: f64) -> Option<f64> {
+        if self.is_trusted(user) || self.charged.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let ledger = self.ledger.lock();
+        let has = ledger.users.get(&user).map_or(0, |user| user.dirty_bytes + user.promised_bytes);
+        let room = ledger.room_bytes(user, self);
+        let margin = (room + has) as f64 * below;
+        ((room as f64) < margin).then(|| room as f64 / margin)
+    }
+
     pub fn dirty_bytes(&self, user: u32) -> u64 {
         self.ledger.lock().users.get(&user).map_or(0, |user| user.dirty_bytes)
     }

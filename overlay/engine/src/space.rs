@@ -5,6 +5,7 @@
 //! | `eviction` | reserves space, and evicts clean content by the policy |
 //! | `order` | the eviction policy, and the uses that it does not know yet |
 //! | `write_throttle` | keeps passthrough writers below the hard limit |
+//! | `write_pacing` | slows writers to the rate of the flush before there is no room |
 //! | `owner_room` | room for what a user changes, by its share and its quotas |
 //! | `room` | lets writers wait while the flush can make space |
 
@@ -12,6 +13,7 @@ pub mod eviction;
 pub mod order;
 pub mod owner_room;
 pub mod room;
+pub mod write_pacing;
 pub mod write_throttle;
 
 use std::collections::HashSet;
@@ -29,6 +31,7 @@ pub(crate) struct SpaceState {
     making_room: eviction::MakingRoom,
     throttle: write_throttle::WriteThrottle,
     room: room::WaitingWriters,
+    pacer: write_pacing::WritePacer,
 }
 
 impl SpaceState {
@@ -39,6 +42,7 @@ impl SpaceState {
             making_room: eviction::MakingRoom::default(),
             throttle: write_throttle::WriteThrottle::default(),
             room: room::WaitingWriters::default(),
+            pacer: write_pacing::WritePacer::default(),
         }
     }
 }

@@ -107,6 +107,7 @@ impl Inner {
             flush_errors: census.flush_errors.clone(),
             flush_stuck: self.stuck(),
             waiting_for_room: self.waiting_for_room(),
+            write_pace_bytes: self.write_pace(),
             conflicts,
             leased_bytes: census.leased_bytes,
             resident_files,

@@ -136,9 +136,17 @@ impl MountPolicy {
             take(pool.read("deadline", duration)?, &mut self.pool_deadline);
             take(pool.read("retry", duration)?, &mut self.pool_retry);
         }
-        if let Some(write_back) = section("write-back", &["rate", "requests", "schedule"])? {
+        if let Some(write_back) = section("write-back", &["rate", "requests", "schedule", "pace-below", "max-lag"])? {
             take(write_back.read("rate", rate)?, &mut self.write_back.limits.bytes);
             take(write_back.read("requests", request_rate)?, &mut self.write_back.limits.requests);
+            let below = write_back.number("pace-below")?;
+            if let Some(below) = below.filter(|below| !(0.0..=1.0).contains(below)) {
+                let what = format!("pace-below = {below}: must be at least 0 (never) and at most 1");
+                return Err(write_back.error("pace-below", what));
+            }
+            take(below, &mut self.write_back.pace_below);
+            let lag = |text: &str| if text == "any" { Ok(None) } else { duration(text).map(Some) };
+            take(write_back.read("max-lag", lag)?, &mut self.write_back.max_lag);
             let window = |text: &str| {
                 SendWindow::parse(text).map_err(|why| write_back.error("schedule", format!("\"{text}\": {why}")))
             };

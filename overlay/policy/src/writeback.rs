@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::document::size;
 
@@ -20,12 +21,22 @@ pub struct SendLimits {
     pub requests: Option<u64>,
 }
 
-/// Limits of what the flush sends to the pool.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Limits of what the flush sends to the pool, and when writers are slowed because it is behind.
+#[derive(Debug, Clone, PartialEq)]
 pub struct WriteBack {
     pub limits: SendLimits,
     /// Where two overlap, the later one holds.
     pub schedule: Vec<SendWindow>,
+    /// Writers are slowed while less than this part of the room may still become dirty, from 0 (never) to 1.
+    pub pace_below: f64,
+    /// Writers are slowed while a change that is due has waited longer than half of this.
+    pub max_lag: Option<Duration>,
+}
+
+impl Default for WriteBack {
+    fn default() -> Self {
+        Self { limits: SendLimits::default(), schedule: Vec::new(), pace_below: 0.1, max_lag: None }
+    }
 }
 
 /// Limits at a time of each day.
@@ -125,7 +136,11 @@ impl fmt::Display for WriteBack {
             let Range { start, end } = window.minutes;
             write!(f, ", {}-{} {}", time(start), time(end), self.limits_in(window))?;
         }
-        Ok(())
+        write!(f, "; pace-below {}", self.pace_below)?;
+        match self.max_lag {
+            Some(lag) => write!(f, ", max-lag {}", humantime::format_duration(lag)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -138,7 +153,8 @@ mod tests {
         let windows =
             ["08:00-18:00 50MiB", "22:00-06:00 unlimited", "12:00-13:00 1MiB 20/s", "13:00-14:00 unlimited 5/s"];
         let schedule = windows.map(|text| SendWindow::parse(text).unwrap()).into();
-        let limits = WriteBack { limits: SendLimits { bytes: Some(7), requests: Some(9) }, schedule };
+        let limits =
+            WriteBack { limits: SendLimits { bytes: Some(7), requests: Some(9) }, schedule, ..WriteBack::default() };
         let at = |hour: u32, minute: u32| {
             let SendLimits { bytes, requests } = limits.limits_at(hour * 60 + minute);
             (bytes, requests)
@@ -150,6 +166,9 @@ mod tests {
         let shown = limits.to_string();
         let shown: Vec<&str> = shown.split(", ").collect();
         assert_eq!((shown[0], shown[2], shown[3]), ("7B 9/s", "22:00-06:00 unlimited", "12:00-13:00 1048576B 20/s"));
+        assert_eq!(shown[4], "13:00-14:00 unlimited 5/s; pace-below 0.1");
+        let late = WriteBack { max_lag: Some(Duration::from_secs(90)), ..WriteBack::default() };
+        assert_eq!(late.to_string(), "unlimited; pace-below 0.1, max-lag 1m 30s");
     }
 
     #[test]

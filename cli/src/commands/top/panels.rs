@@ -91,6 +91,9 @@ pub(super) fn draw_fast_pool(frame: &mut Frame<'_>, area: Rect, sample: &MountSa
     if status.waiting_for_room > 0 {
         lines.push(Line::from(format!("{} writers wait for space", status.waiting_for_room).red()));
     }
+    if let Some(rate) = status.write_pace_bytes {
+        lines.push(Line::from(format!("writers slowed to {}/s", bytes(rate)).yellow()));
+    }
     lines.push(Line::from(format!(
         "leased {}, evicted {}",
         bytes(status.leased_bytes),

@@ -1,4 +1,4 @@
-//! Operations that change content: make it writable, truncate it, empty it.
+//! Operations that change content: make it writable, allocate space for it, truncate it, empty it.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -8,13 +8,58 @@ use forebay_cache::{CHUNK_BYTES, Content, ContentId};
 use forebay_catalog::ContentRecord;
 use forebay_system::clock::{stamp_now, unix_now};
 
-use super::super::{Inner, Txn, blocking};
+use super::super::{Inner, Ino, Overlay, Txn, blocking};
 use super::open::{check_current, is_given_up};
 use crate::fetch::FetchPriority;
 use crate::node::{Node, PoolSync};
 
 /// How often a change is tried again because the writers of the file were stopped meanwhile.
 const ATTEMPTS: u32 = 20;
+
+impl Overlay {
+    /// `fallocate(2)`: all modes that the fast pool's file system supports.
+    pub async fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
+        let inner = self.inner.clone();
+        let node = inner.node(ino)?;
+        let takes_space = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) == 0;
+        if takes_space {
+            inner.pace_writer(&node, offset, len).await;
+        }
+        let _writing = inner.begin_writing(&node);
+        if node.is_written_through() || node.is_spilled() {
+            let what = "fallocate on a file that does not fit into the fast pool";
+            return Err(Error::os(libc::EOPNOTSUPP, Side::Application, what));
+        }
+        let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
+        let allocate = |content: &Arc<Content>| {
+            let file = content.file.clone();
+            blocking(move || {
+                rustix::fs::fallocate(&*file, flags, offset, len)
+                    .map_err(|e| Error::os(e.raw_os_error(), Side::Application, "fallocate"))
+            })
+        };
+        let (content, _room, space) = match takes_space {
+            true => {
+                let in_room = || async {
+                    let content = inner.writable_content(&node).await?;
+                    let room = inner.room_for_file(&node, len).await?;
+                    let space = inner.with_room(|| inner.reserve(len)).await?;
+                    allocate(&content).await?;
+                    Ok((content, room, Some(space)))
+                };
+                inner.change_with_room(&node, in_room).await?
+            }
+            false => {
+                let content = inner.changeable_content(&node).await?;
+                let room = inner.room_for_file(&node, 0).await?;
+                inner.change_without_room(&node, &content, || allocate(&content)).await?;
+                (content, room, None)
+            }
+        };
+        node.state.lock().changed();
+        inner.account_reserved(&node, &content, space)
+    }
+}
 
 impl Inner {
     /// Returns the content file of a file for changes: the content is complete, and durably marked dirty.
@@ -189,8 +234,28 @@ impl Inner {
                 other => return other,
             }
         }
+        Err(self.stopped_again(node))
+    }
+
+    /// Changes a content file in a way that takes room. The content file may be made immutable meanwhile, because the room
+    /// ran out and passthrough writers were stopped. Then the attempt is repeated. It begins with
+    /// [`Self::writable_content`], which decides what to do.
+    pub(super) async fn change_with_room<T, F>(&self, node: &Node, attempt: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        for _ in 0..ATTEMPTS {
+            match attempt().await {
+                Err(e) if e.is(ErrorKind::NotPermitted) => {}
+                other => return other,
+            }
+        }
+        Err(self.stopped_again(node))
+    }
+
+    fn stopped_again(&self, node: &Node) -> Error {
         let what = format!("{}: its writers are stopped again and again", self.display(node.ino));
-        Err(Error::new(ErrorKind::Busy, Side::Cache, what))
+        Error::new(ErrorKind::Busy, Side::Cache, what)
     }
 }
 

@@ -124,6 +124,20 @@ impl Inner {
         .await
     }
 
+    /// Whether the background flush is expected to send so many bytes, so that they may be evicted then. Blocks.
+    pub(super) fn has_to_send(&self, least: u64) -> Result<bool> {
+        let mut bytes = 0;
+        self.catalog.intents(|intent, _| {
+            if let Intent::Inode(ino) = intent
+                && self.may_be_flushed(ino)
+            {
+                bytes += self.node(ino).and_then(|node| self.attr_of(&node)).map_or(0, |attr| attr.blocks * 512);
+            }
+            Ok(bytes < least && !self.stop.is_cancelled())
+        })?;
+        Ok(bytes >= least)
+    }
+
     /// Whether the background flush may send a file of a user or a group soon.
     pub(crate) async fn may_be_flushed_of(self: &Arc<Self>, subject: QuotaSubject) -> Result<bool> {
         if self.pool_calls.health.why_down().is_some() {

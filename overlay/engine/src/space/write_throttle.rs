@@ -76,12 +76,10 @@ impl Inner {
         if self.room_of_owner(owner).is_none_or(|room| room < ROOM_FOR_PASSTHROUGH) {
             return false;
         }
-        let free = self.free_bytes_lately();
-        let evictable = self.space.evictor.evictable().bytes;
-        if self.bare_room(free).saturating_add(evictable) < ROOM_FOR_PASSTHROUGH {
+        if self.room_for_dirty() < ROOM_FOR_PASSTHROUGH || self.is_pacing() {
             return false;
         }
-        let spare = self.bare_room(free) >= LAST_ROOM;
+        let spare = self.bare_room(self.free_bytes_lately()) >= LAST_ROOM;
         if !spare {
             self.space.throttle.room_wanted.store(true, Ordering::Relaxed);
             self.space.throttle.called.notify_one();
@@ -158,6 +156,11 @@ impl Inner {
     /// Whether any file may grow, or room is wanted.
     pub(crate) fn is_counting(&self) -> bool {
         !self.space.writing.lock().is_empty() || self.space.throttle.room_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that may become dirty before the fast pool is full.
+    pub(crate) fn room_for_dirty(&self) -> u64 {
+        self.bare_room(self.free_bytes_lately()).saturating_add(self.space.evictor.evictable().bytes)
     }
 
     /// Returns the bytes that may be written before anything is evicted, if the devices have `free` free bytes.

@@ -202,15 +202,18 @@ impl Rounds {
         let manual_left = self.look_at_manual(inner, &heads).await?;
         let now = inner.catalog.queue_now();
         let full = inner.store.budget.above(inner.policy().space.high_watermark) > 0;
-        let pressed = full || inner.waiting_for_room() > 0;
+        let pressed = full || inner.waiting_for_room() > 0 || inner.is_flush_behind();
         let mut wait = manual_left.then_some(FLUSH_EVERY);
+        let due_since = heads.iter().filter(|head| head.lane != Lane::Manual).map(|head| head.at_us).min();
         // The turns begin after the user whose round began last.
         let split = heads.partition_point(|head| head.user <= self.last);
         let turns = heads[split..].iter().chain(&heads[..split]);
         let users = heads.iter().filter(|head| head.lane != Lane::Manual).map(|head| head.user).collect::<HashSet<_>>();
         for head in turns.filter(|head| head.lane != Lane::Manual) {
             let lane = (head.user, head.lane);
-            let pressed = pressed || inner.shares.is_pressed(head.user) || inner.quotas.is_pressed(head.user);
+            let is_pressed =
+                |user| inner.shares.is_pressed(user) || inner.is_share_scarce(user) || inner.quotas.is_pressed(user);
+            let pressed = pressed || is_pressed(head.user);
             let left = match pressed && head.lane == Lane::Fresh {
                 true => Duration::ZERO,
                 false => Duration::from_micros(head.at_us.saturating_sub(now)),
@@ -228,6 +231,8 @@ impl Rounds {
             }
             wait = Some(wait.unwrap_or(LOOK_EVERY).min(left.clamp(FLUSH_EVERY, LOOK_EVERY)));
         }
+        let users = self.running.iter().map(|(user, _)| *user).collect();
+        inner.flusher.activity.note(users, due_since.map_or(0, |at| now.saturating_sub(at)));
         Ok(wait)
     }
 

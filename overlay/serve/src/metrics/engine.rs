@@ -144,6 +144,7 @@ fn write_back(out: &mut Exposition<'_>, status: &Status, overlay: &Overlay) -> f
     }
     let Counters { flushed_files, flush_failures, conflicts, pool_written_bytes, .. } = status.counters;
     out.counter("flushed_files", "Files whose content was sent to the pool", flushed_files)?;
+    out.counter("paced_writes", "Writes that were slowed because the flush was behind", status.counters.paced_writes)?;
     out.counter("flush_failures", "Attempts to flush something that failed", flush_failures)?;
     out.counter("conflicts", "Local copies that were moved aside because the pool had changed, too", conflicts)?;
     out.counter("flushed_bytes", "Content bytes that were sent to the pool", pool_written_bytes)
