@@ -263,6 +263,19 @@ impl Policy {
         by_owner || self.default.read == read || settings.any(|(setting, _)| *setting == PathSetting::Read(read))
     }
 
+    /// Returns whether any file may be flushed before `close` returns. Which files are is known only at the close: sizes,
+    /// jobs and names change while a file is open.
+    pub fn may_flush_on_close(&self) -> bool {
+        let set = |setting: &PathSetting| match setting {
+            PathSetting::Flush(flush) => *flush == FlushPolicy::OnClose,
+            PathSetting::Write(write) => matches!(write, Write::Through | Write::Around),
+            _ => false,
+        };
+        let by_owner = [SettingName::Flush, SettingName::Write].iter().any(|name| self.mount.allowed.contains(name));
+        let mut settings = self.default_settings.iter().chain(self.rules.iter().flat_map(|rule| &rule.settings));
+        by_owner || settings.any(|(setting, _)| set(setting))
+    }
+
     /// Returns the given name of a storage pool.
     pub fn storage_pool_name<'a>(&'a self, pool: &'a str) -> &'a str {
         self.mount.storage_pool_names.get(pool).map_or(pool, String::as_str)

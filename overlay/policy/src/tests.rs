@@ -170,6 +170,24 @@ fn directories_may_set_what_the_site_allows() {
     }
 }
 
+#[test]
+fn a_close_may_wait_if_any_setting_says_so() {
+    let may = |text: &str| Policy::parse(text).unwrap().may_flush_on_close();
+    for waits in [
+        "[default]\nflush = \"on-close\"\n",
+        "[default]\nwrite = \"through\"\n",
+        "[[rule]]\nsize = \"1MiB..\"\nflush = \"on-close\"\n",
+        "[[rule]]\njob = \"train*\"\nwrite = \"around\"\n",
+        "[allow]\nsettings = [\"flush\"]\n",
+        "[allow]\nsettings = [\"write\"]\n",
+    ] {
+        assert!(may(waits), "{waits}");
+    }
+    for never in ["", "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"a\"\nwrite = \"local\"\n[allow]\nsettings = [\"read\"]\n"] {
+        assert!(!may(never), "{never}");
+    }
+}
+
 fn lines(old: &Policy, new: &Policy) -> Vec<String> {
     old.differences(new).iter().map(ToString::to_string).collect()
 }
