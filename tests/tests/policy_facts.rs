@@ -8,6 +8,9 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use forebay_backends::{Expected, Pool};
+use forebay_engine::{Ino, Lookup, Overlay, Policy};
+use forebay_tests::engine::*;
 use forebay_tests::mount::{COMMAND, Mount, Options};
 use forebay_tests::process::{run, wait_until};
 
@@ -18,6 +21,30 @@ const LOOKED_AT: Duration = Duration::from_secs(3);
 fn until_pool_has(mount: &Mount, name: &str, content: &[u8]) {
     let file = mount.pool(name);
     wait_until(&format!("{name} is in the pool"), || fs::read(&file).is_ok_and(|have| have == content));
+}
+
+/// Returns an engine whose policy sets no time for names: each look asks the pool.
+async fn engine(fixture: &Fixture, policy: &str) -> Overlay {
+    let text = format!("{policy}\n[pool]\nretry = \"0s\"\n");
+    opened(|| forebay_engine::Options { policy: Policy::parse(&text).unwrap(), ..fixture.options() }).await
+}
+
+async fn until_engine_sent(fixture: &Fixture, path: &str, content: &str) {
+    let begun = std::time::Instant::now();
+    while in_pool(fixture, path).as_deref() != Some(content.as_bytes()) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{path} is not in the pool");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn is_there(overlay: &Overlay, path: &str) -> bool {
+    let path = pool_path(path);
+    let parent = find(overlay, &path.parent().unwrap().to_string()).await;
+    matches!(overlay.lookup(parent, path.name().unwrap()).await.unwrap(), Lookup::Found(_))
+}
+
+async fn mkdir(overlay: &Overlay, name: &str) -> Ino {
+    overlay.mkdir(Ino::ROOT, name.as_bytes(), 0o755, 0, CALLER).await.unwrap().attr.ino
 }
 
 /// SEMANTICS 2: "Where the policy says `on-close`, changes that `close` acknowledged are in the pool." That is so if only the
@@ -49,4 +76,69 @@ fn a_close_waits_by_what_the_file_is_then() {
     let answer = mount.forebay(["run", "--job", "train-1", "--", "sh", "-c", &script], &[]).ok();
     assert_eq!(answer.out.trim(), "1");
     assert!(!mount.pool("results/a-small").exists() && !mount.pool("through/a-small").exists());
+}
+
+const TMP_IS_LOCAL: &str = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n\
+     [[rule]]\npaths = [\"tmp\", \"tmp/**\"]\nwrite = \"local\"\n";
+
+/// A file that has a name that is not local is a result, whichever name is the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_with_a_name_that_is_not_local_outlives_its_job_and_is_flushed() {
+    let fixture = Fixture::new();
+    let overlay = engine(&fixture, TMP_IS_LOCAL).await;
+    let (tmp, out) = (mkdir(&overlay, "tmp").await, mkdir(&overlay, "out").await);
+    write(&overlay, "tmp/s", "result").await.unwrap();
+    write(&overlay, "tmp/t", "scratch").await.unwrap();
+    let (linked, scratch) = (find(&overlay, "tmp/s").await, find(&overlay, "tmp/t").await);
+    overlay.link(linked, out, b"r").await.unwrap();
+    overlay.link(scratch, tmp, b"u").await.unwrap();
+    assert!(!overlay.is_local_file(linked) && overlay.is_local_file(scratch));
+    overlay.job_ended(vec![linked, scratch]).await.unwrap();
+    assert!(is_there(&overlay, "tmp/s").await && is_there(&overlay, "out/r").await);
+    assert!(!is_there(&overlay, "tmp/t").await && !is_there(&overlay, "tmp/u").await, "all names of a local file are");
+    assert_eq!(read(&overlay, "out/r").await.unwrap(), "result");
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("out/", ""), ("out/r", "result"), ("tmp/", ""), ("tmp/s", "result")]));
+    overlay.shutdown().await.unwrap();
+}
+
+/// A file that was manual because it was local goes to the pool by policy once it has another name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_file_that_gets_another_name_is_flushed_without_a_request() {
+    let fixture = Fixture::new();
+    let overlay = engine(&fixture, &TMP_IS_LOCAL.replace("manual", "idle:0s")).await;
+    let out = {
+        mkdir(&overlay, "tmp").await;
+        mkdir(&overlay, "out").await
+    };
+    write(&overlay, "tmp/s", "result").await.unwrap();
+    tokio::time::sleep(LOOKED_AT).await;
+    assert_eq!(in_pool(&fixture, "tmp/s"), None);
+    overlay.link(find(&overlay, "tmp/s").await, out, b"r").await.unwrap();
+    for name in ["out/r", "tmp/s"] {
+        until_engine_sent(&fixture, name, "result").await;
+    }
+    overlay.shutdown().await.unwrap();
+}
+
+/// The name that a local file had may be another file's by the time it is removed, and a file that the pool had is not local.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_job_removes_only_what_was_made_here() {
+    let fixture = Fixture::new();
+    fixture.mkdir("tmp").await;
+    fixture.put("tmp/theirs", b"old").await;
+    let overlay = engine(&fixture, TMP_IS_LOCAL).await;
+    write(&overlay, "tmp/theirs", "new").await.unwrap();
+    write(&overlay, "tmp/mine", "scratch").await.unwrap();
+    let (theirs, mine) = (find(&overlay, "tmp/theirs").await, find(&overlay, "tmp/mine").await);
+    fixture.memory.remove(&pool_path("tmp/theirs"), &Expected::Anything).await.unwrap();
+    // A listing finds that it is gone.
+    stage(&overlay, "tmp").await;
+    assert!(!overlay.is_local_file(theirs) && overlay.is_local_file(mine));
+    overlay.job_ended(vec![theirs, mine]).await.unwrap();
+    assert_eq!(read(&overlay, "tmp/theirs").await.unwrap(), "new");
+    assert!(!is_there(&overlay, "tmp/mine").await);
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "tmp/theirs").as_deref(), Some(&b"new"[..]));
+    overlay.shutdown().await.unwrap();
 }

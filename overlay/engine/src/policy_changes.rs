@@ -92,10 +92,10 @@ impl Inner {
             return Ok(());
         }
         effect.changed_files += 1;
-        let (kind, is_dirty, resident, in_pool) = {
+        let (kind, is_dirty, resident, is_made_here) = {
             let state = node.state.lock();
             let record = &state.record;
-            (record.kind, record.is_dirty(), !record.file.is_absent(), record.in_pool())
+            (record.kind, record.is_dirty(), !record.file.is_absent(), record.is_made_here())
         };
         let attr = self.attr_of(node)?;
         let bytes = if kind == FileKind::File && resident { attr.blocks * 512 } else { 0 };
@@ -103,7 +103,7 @@ impl Inner {
         if is_dirty {
             match (waits(before), waits(after)) {
                 (true, false) => effect.flushed.add(bytes),
-                (false, true) if after.write == Write::Local && !in_pool => effect.kept_local.add(bytes),
+                (false, true) if after.write == Write::Local && is_made_here => effect.kept_local.add(bytes),
                 (false, true) => effect.held_back.add(bytes),
                 _ => {}
             }

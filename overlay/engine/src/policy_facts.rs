@@ -17,7 +17,7 @@ impl Inner {
         if self.policy().allowed.is_empty() {
             return;
         }
-        if let Err(error) = self.learn_xattrs(self.directories_above(node)).await {
+        if let Err(error) = self.learn_xattrs(self.all_directories_above(node)).await {
             tracing::debug!(%error, ino = %node.ino, "the policies of its directories are not known");
         }
     }

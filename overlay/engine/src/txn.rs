@@ -243,7 +243,7 @@ impl<'a> Txn<'a> {
 
     fn occupy(&mut self, link: &Link, was: Option<Ino>, is: Option<Ino>) -> Result<()> {
         if let Some(occupant) = was {
-            self.record(occupant)?.pool_links.retain(|l| l != link);
+            self.record(occupant)?.remove_pool_link(link);
         }
         if let Some(ino) = is {
             self.record(ino)?.pool_links.push(link.clone());

@@ -154,6 +154,8 @@ impl Overlay {
         txn.show(parent, name, Some((ino, kind)))?;
         txn.touch_dir(parent, 0)?;
         txn.commit()?;
+        // A file that was local may not be so under the new name.
+        inner.rules_may_differ();
         inner.flusher.bell.notify_one();
         inner.counted_entry(ino)
     }
