@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_backends::{Expected, Pool};
-use forebay_engine::{Ino, Lookup, Overlay, Policy};
+use forebay_engine::{Caller, Ino, Lookup, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{COMMAND, Mount, Options};
 use forebay_tests::process::{run, wait_until};
@@ -141,4 +141,26 @@ async fn the_end_of_a_job_removes_only_what_was_made_here() {
     flushed(&overlay).await;
     assert_eq!(in_pool(&fixture, "tmp/theirs").as_deref(), Some(&b"new"[..]));
     overlay.shutdown().await.unwrap();
+}
+
+/// The settings of a directory are its owner's, whether or not the site allows some now.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_owner_of_a_directory_changes_its_settings() {
+    const OWNER: Caller = Caller { uid: 4711, gid: 4711, pid: 1 };
+    const OTHER: Caller = Caller { uid: 4712, gid: 4711, pid: 1 };
+    const NAME: &[u8] = b"user.forebay.policy";
+    for allow in ["", "[allow]\nsettings = [\"flush\"]\n"] {
+        let fixture = Fixture::new();
+        let overlay = engine(&fixture, &format!("[default]\nflush = \"manual\"\n{allow}")).await;
+        let dir = overlay.mkdir(Ino::ROOT, b"d", 0o775, 0, OWNER).await.unwrap().attr.ino;
+        let set = async |value: &[u8], caller| overlay.set_xattr(dir, NAME, value, 0, caller).await;
+        assert!(refused(set(b"flush = \"idle:1s\"", OTHER).await).kind().errno() == libc::EPERM);
+        set(b"flush = \"idle:1s\"", OWNER).await.unwrap();
+        assert!(refused(overlay.remove_xattr(dir, NAME, OTHER).await).kind().errno() == libc::EPERM);
+        let long = format!("flush = \"idle:1s\" # {}", "x".repeat(5000));
+        assert_eq!(set(long.as_bytes(), OWNER).await.is_err(), !allow.is_empty());
+        overlay.remove_xattr(dir, NAME, OWNER).await.unwrap();
+        set(b"flush = \"idle:1s\"", CALLER).await.unwrap();
+        overlay.shutdown().await.unwrap();
+    }
 }

@@ -1,13 +1,12 @@
 //! What the policy in force says of a file.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_backends::FileKind;
 use forebay_catalog::Link;
-use forebay_policy::{
-    DIRECTORY_POLICY_XATTR, DirectoryPolicy, FileFacts, JobFacts, PathPolicy, Policy, Read, Verdict, Write,
-};
+use forebay_policy::{DirectoryPolicy, FileFacts, JobFacts, PathPolicy, Policy, Read, Verdict, Write};
 use forebay_system::clock::unix_now;
 
 use crate::node::Node;
@@ -44,17 +43,14 @@ impl Inner {
     }
 
     /// Returns the settings that directories make for an inode, the nearest directory last.
-    fn directory_policies(&self, policy: &Policy, node: &Node, name: Option<&Link>) -> Vec<(Ino, DirectoryPolicy)> {
+    fn directory_policies(&self, policy: &Policy, node: &Node, name: Option<&Link>) -> Vec<(Ino, Arc<DirectoryPolicy>)> {
         if policy.allowed.is_empty() {
             return Vec::new();
         }
         let of = |dir: Ino| {
-            let node = self.node(dir).ok()?;
-            let state = node.state.lock();
-            let mut xattrs = state.record.xattrs.iter().flatten();
-            let (_, value) = xattrs.find(|(name, _)| **name == *DIRECTORY_POLICY_XATTR.as_bytes())?;
-            // A value that was set past this mount may be wrong.
-            policy.parse_directory(std::str::from_utf8(value).ok()?).ok().map(|settings| (dir, settings))
+            let settings = self.node(dir).ok()?.state.lock().directory_policy()?;
+            // The site may allow less than when it was set, and a value may be set past this mount.
+            policy.check_directory(&settings).is_ok().then_some((dir, settings))
         };
         self.directories_above(node, name).into_iter().rev().filter_map(of).collect()
     }

@@ -30,7 +30,7 @@ use forebay_backends::{Error, PoolPath, Result};
 pub use conditions::{Accounts, Context, FileFacts, JobFacts, NeededFacts, NoAccounts};
 use conditions::{CONDITIONS, Conditions};
 pub use diff::{PolicyDifference, TakesEffect};
-pub use directory::{DIRECTORY_POLICY_XATTR, DirectoryPolicy};
+pub use directory::{DIRECTORY_POLICY_MAX, DIRECTORY_POLICY_XATTR, DirectoryPolicy};
 pub use document::Place;
 use document::{PolicyFields, PolicySource, invalid};
 pub use files::{FILES_MAX, PolicyFile, PolicyFiles, includes};
