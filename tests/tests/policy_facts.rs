@@ -2,8 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -163,4 +161,54 @@ async fn only_the_owner_of_a_directory_changes_its_settings() {
         set(b"flush = \"idle:1s\"", CALLER).await.unwrap();
         overlay.shutdown().await.unwrap();
     }
+}
+
+/// SEMANTICS 85: "A file that is made under `write = "local"` never reaches the pool, not even by request, until it moves
+/// to other paths or the rule changes." So it does if another client changes the directory, and this node must ask again
+/// for its settings.
+#[test]
+fn the_settings_of_a_directory_hold_while_other_clients_change_it() {
+    let mount = Mount::new(Options::policy(
+        "[default]\nflush = \"idle:100ms\"\nmetadata-ttl = \"0s\"\n[allow]\nsettings = [\"write\", \"flush\"]\n",
+    ));
+    let dirs = [("local", "write = \"local\""), ("manual", "flush = \"manual\"")];
+    for (dir, value) in dirs {
+        fs::create_dir(mount.pool(dir)).unwrap();
+        let mut command = Command::new("setfattr");
+        run(command.args(["-n", "user.forebay.policy", "-v", value]).arg(mount.pool(dir)), COMMAND).ok();
+        fs::write(mount.path(format!("{dir}/x")), "x").unwrap();
+    }
+    let touched = |name: &str| {
+        for (dir, _) in dirs {
+            fs::write(mount.pool(format!("{dir}/{name}")), name).unwrap();
+            // The daemon finds that the directory has another version.
+            fs::metadata(mount.path(dir)).unwrap();
+        }
+    };
+    let kept = |what: &str| {
+        for name in ["local/x", "local/z", "manual/x", "manual/z"] {
+            assert!(!mount.pool(name).exists(), "{name} {what}");
+        }
+    };
+    touched("y1");
+    mount.forebay(["flush", "--wait"], &[&mount.path("local")]).ok();
+    // The flush looks at everything again when a name moves.
+    for (dir, _) in dirs {
+        fs::rename(mount.path(format!("{dir}/x")), mount.path(format!("{dir}/z"))).unwrap();
+    }
+    touched("y2");
+    fs::write(mount.path("other"), "other").unwrap();
+    until_pool_has(&mount, "other", b"other");
+    thread::sleep(LOOKED_AT);
+    kept("by policy");
+    // The next daemon has nothing in memory.
+    touched("y3");
+    mount.umount();
+    mount.mount();
+    thread::sleep(LOOKED_AT);
+    kept("after the next mount");
+    mount.forebay(["flush", "--wait"], &[&mount.path("local")]).ok();
+    kept("by request");
+    mount.flush();
+    assert!(!mount.pool("local/z").exists() && mount.pool("manual/z").exists());
 }

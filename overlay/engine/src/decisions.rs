@@ -42,13 +42,39 @@ impl Inner {
         dirs
     }
 
+    /// Returns the directories above an inode, by any of its names, of which the catalog does not know whether their owners
+    /// made settings. The pool has to be asked.
+    pub(crate) fn unknown_directories_above(&self, node: &Node) -> Vec<Ino> {
+        if self.policy().allowed.is_empty() || !self.pool.capabilities().objects.xattrs {
+            return Vec::new();
+        }
+        let is_unknown = |dir: &Ino| {
+            let Ok(node) = self.node(*dir) else { return false };
+            let state = node.state.lock();
+            (*dir == Ino::ROOT || state.record.in_pool()) && !state.knows_directory_policy()
+        };
+        self.all_directories_above(node).into_iter().filter(is_unknown).collect()
+    }
+
+    /// Returns whether it is known what the owners of the directories above an inode set, now or when that was last known.
+    pub(crate) fn knows_directory_policies(&self, node: &Node) -> bool {
+        let unknown = self.unknown_directories_above(node);
+        unknown.into_iter().all(|dir| self.policies.last_known(dir).is_some())
+    }
+
     /// Returns the settings that directories make for an inode, the nearest directory last.
     fn directory_policies(&self, policy: &Policy, node: &Node, name: Option<&Link>) -> Vec<(Ino, Arc<DirectoryPolicy>)> {
         if policy.allowed.is_empty() {
             return Vec::new();
         }
         let of = |dir: Ino| {
-            let settings = self.node(dir).ok()?.state.lock().directory_policy()?;
+            let node = self.node(dir).ok()?;
+            let mut state = node.state.lock();
+            let last_known = match state.knows_directory_policy() {
+                true => None,
+                false => self.policies.last_known(dir).flatten(),
+            };
+            let settings = state.directory_policy(last_known.as_deref())?;
             // The site may allow less than when it was set, and a value may be set past this mount.
             policy.check_directory(&settings).is_ok().then_some((dir, settings))
         };

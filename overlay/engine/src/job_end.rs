@@ -40,7 +40,11 @@ impl Overlay {
     /// Removes a file that never goes to the pool and that no job uses, and the directories that only it was in.
     async fn remove_local(&self, ino: Ino) -> Result<()> {
         let inner = &self.inner;
+        if !inner.policy().may_write(Write::Local) {
+            return Ok(());
+        }
         let Some(node) = inner.node_unless_gone(ino)? else { return Ok(()) };
+        inner.learn_directories(inner.unknown_directories_above(&node)).await?;
         let is_file = node.state.lock().record.kind != FileKind::Directory;
         if !is_file || !inner.is_local(&node) || !inner.advisor().jobs_of(ino).is_empty() {
             return Ok(());

@@ -9,17 +9,33 @@ use crate::node::Node;
 use crate::{Caller, Inner, Ino};
 
 impl Inner {
-    /// Makes sure that the policy of an inode can be decided. What cannot be found out now counts as absent.
+    /// Makes sure that the policy of an inode can be decided. What cannot be found out now counts as it was when it was last
+    /// known, else as absent.
     pub async fn learn_policy_facts(self: &Arc<Self>, node: &Node) {
         if self.policy().needed().storage_pool {
             self.learn_storage_pool(node).await;
         }
-        if self.policy().allowed.is_empty() {
-            return;
-        }
-        if let Err(error) = self.learn_xattrs(self.all_directories_above(node)).await {
+        if let Err(error) = self.learn_directories(self.unknown_directories_above(node)).await {
             tracing::debug!(%error, ino = %node.ino, "the policies of its directories are not known");
         }
+    }
+
+    /// Asks the pool for the extended attributes of directories.
+    ///
+    /// # Errors
+    /// Those after which it may tell them later.
+    pub(crate) async fn learn_directories(self: &Arc<Self>, dirs: Vec<Ino>) -> Result<()> {
+        if dirs.is_empty() || self.learn_xattrs(dirs.clone()).await.is_ok() {
+            return Ok(());
+        }
+        // One of them cannot be read. The other ones can.
+        for dir in dirs {
+            match self.learn_xattrs(vec![dir]).await {
+                Err(error) if is_refusal(&error) => self.policies.note_unreadable(dir),
+                learned => learned?,
+            }
+        }
+        Ok(())
     }
 
     /// Checks a change of the settings of a directory, before they become its extended attribute. `value`: `None` if the
@@ -46,4 +62,12 @@ impl Inner {
         let checked = DirectoryPolicy::parse(value).and_then(|settings| policy.check_directory(&settings));
         checked.inspect_err(|why| tracing::warn!("{}: {why}", self.display(ino)))
     }
+}
+
+/// Whether asking for extended attributes again would lead to the same answer.
+fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error.errno(),
+        libc::E2BIG | libc::EACCES | libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT | libc::ENOTDIR | libc::ESTALE
+    )
 }

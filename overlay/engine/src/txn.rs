@@ -553,6 +553,9 @@ impl<'a> Txn<'a> {
             }
             // A program may still have a handle of a deleted directory, and change its attributes: only in memory.
             edit.guard.indexed_dirty = !edit.gone && !edit.guard.is_deleted() && edit.record.is_dirty();
+            if self.inner.policies.note_directory(ino, &edit.guard.record, &edit.record) {
+                self.inner.rules_may_differ();
+            }
             edit.guard.record = edit.record;
             edit.collected.apply(ino, &mut edit.guard, self.inner);
             if edit.gone {

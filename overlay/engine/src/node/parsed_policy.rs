@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use forebay_catalog::InodeRecord;
 use forebay_policy::{DIRECTORY_POLICY_MAX, DIRECTORY_POLICY_XATTR, DirectoryPolicy};
 
 use super::NodeState;
+use crate::policies::settings_in;
 
 /// The last value of the attribute that was parsed.
 #[derive(Debug, Default)]
@@ -27,12 +29,29 @@ impl ParsedPolicy {
     }
 }
 
+/// Returns the settings of a directory that were changed in the mount and are not flushed yet; `None` inside: removed.
+fn changed_settings(record: &InodeRecord) -> Option<Option<&[u8]>> {
+    let mut changes = record.dirty_xattrs.iter();
+    let change = changes.find(|(name, _)| **name == *DIRECTORY_POLICY_XATTR.as_bytes());
+    change.map(|(_, value)| value.as_deref())
+}
+
 impl NodeState {
-    /// Returns the settings that the owner of a directory made, if there are any and they are right.
-    pub fn directory_policy(&mut self) -> Option<Arc<DirectoryPolicy>> {
-        let mut xattrs = self.record.xattrs.iter().flatten();
-        let (_, value) = xattrs.find(|(name, _)| **name == *DIRECTORY_POLICY_XATTR.as_bytes())?;
-        self.parsed_policy.of(value)
+    /// Returns the settings that the owner of a directory made, if there are any and they are right. `last_known`: the value
+    /// that counts while the extended attributes are not known.
+    pub fn directory_policy(&mut self, last_known: Option<&[u8]>) -> Option<Arc<DirectoryPolicy>> {
+        let value = match (&self.record.xattrs, changed_settings(&self.record)) {
+            (Some(known), _) => settings_in(known),
+            // It is on its way to the pool.
+            (None, Some(change)) => change,
+            (None, None) => last_known,
+        };
+        self.parsed_policy.of(value?)
+    }
+
+    /// Returns whether the settings of a directory are those that the catalog has.
+    pub fn knows_directory_policy(&self) -> bool {
+        self.record.xattrs.is_some() || changed_settings(&self.record).is_some()
     }
 }
 

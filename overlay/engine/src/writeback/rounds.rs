@@ -56,8 +56,8 @@ const HASTENED: usize = 64 << 10;
 pub(crate) struct QueueNotices {
     /// Files that waited in the queue for the close of their last writer, which has come.
     hastened: HashSet<Ino>,
-    /// Names moved: another rule of the policy may hold for what is below them.
-    moved: bool,
+    /// Names moved, or directories have other settings: other rules of the policy may hold for what is below them.
+    pub(super) moved: bool,
     /// Another policy is in force.
     policy_changed: bool,
 }
@@ -110,13 +110,6 @@ impl Inner {
         let mut calls = self.flusher.calls.lock();
         if calls.hastened.len() < HASTENED {
             calls.hastened.insert(ino);
-        }
-    }
-
-    /// Notes that a name moved: another rule of the policy may flush what was not flushed before.
-    pub(crate) fn rules_may_differ(&self) {
-        if self.policy().uniform().is_none() {
-            self.flusher.calls.lock().moved = true;
         }
     }
 
@@ -301,10 +294,20 @@ impl Inner {
     async fn round(self: Arc<Self>, lane: LaneOf, from_us: u64, pressed: bool, steps: usize) -> Result<RoundEnd> {
         let now = self.catalog.queue_now();
         let again = self.clone();
-        let (due, until_us) = blocking(move || {
+        let (taken, unknown) = blocking(move || {
             let until = if pressed && lane.1 == Lane::Fresh { u64::MAX } else { now };
             let most = if lane.1 == Lane::Fresh { ROUND } else { ROUND_AGAIN };
             let taken = again.catalog.queue_take(lane.0, lane.1, from_us, until, most)?;
+            let unknown = again.directories_to_ask(taken.iter().map(|entry| &entry.intent));
+            Ok((taken, unknown))
+        })
+        .await?;
+        if let Err(error) = self.learn_directories(unknown).await {
+            // What is below them waits.
+            tracing::debug!(%error, "the policies of directories are not known");
+        }
+        let again = self.clone();
+        let (due, until_us) = blocking(move || {
             // Entries that come into the lane from now on have a later time than now.
             let until_us = taken.last().map_or(from_us, |entry| entry.slot.at_us.min(now));
             let (mut due, mut places) = (Vec::new(), Vec::new());

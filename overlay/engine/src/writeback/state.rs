@@ -7,6 +7,7 @@ use tokio::sync::Notify;
 
 use super::errors::FlushErrors;
 use super::{large_uploads, rate, refused, rounds, sweep};
+use crate::Inner;
 
 /// State of the flusher that is not in the catalog.
 #[derive(Debug, Default)]
@@ -28,5 +29,16 @@ impl Flusher {
     pub fn of(catalog: &Catalog) -> Result<Self> {
         let conflicts = catalog.meta("conflicts")?.unwrap_or_default();
         Ok(Self { conflicts: Mutex::new(conflicts), ..Self::default() })
+    }
+}
+
+impl Inner {
+    /// Notes that other rules of the policy may hold for files, since names moved or directories have other settings: the
+    /// policy may flush what was not flushed before.
+    pub(crate) fn rules_may_differ(&self) {
+        if self.policy().uniform().is_none() {
+            self.flusher.calls.lock().moved = true;
+            self.flusher.bell.notify_one();
+        }
     }
 }
