@@ -18,6 +18,7 @@ mod due;
 mod errors;
 mod in_doubt;
 mod large_uploads;
+mod manual_look;
 mod parts;
 mod rate;
 mod reconcile;

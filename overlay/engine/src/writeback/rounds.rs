@@ -17,6 +17,7 @@ use futures::FutureExt;
 use tokio::task::JoinSet;
 
 use super::due::{Due, LOOK_AGAIN, look_again_in};
+use super::manual_look::ManualLook;
 use super::{CONCURRENCY, Failed};
 use crate::{Inner, Ino, Txn, blocking};
 
@@ -38,8 +39,6 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LAST: Duration = Duration::from_secs(60);
 /// Entries that one batch requeues.
 const PLACES: usize = 256;
-/// The shortest time between two looks at the manual entries because names moved.
-const MANUAL_EVERY: Duration = Duration::from_secs(10);
 /// Files that are named for rounds without progress, in all.
 const STUCK_NAMED: usize = 20;
 /// The interval of log messages while rounds make no progress.
@@ -91,7 +90,6 @@ struct RoundEnd {
     stuck: Vec<String>,
 }
 
-#[derive(Default)]
 struct Rounds {
     /// How far each lane was emptied, so that a look does not go through deleted entries before that. Forgotten now and
     /// then, since an entry may be written later than its time.
@@ -99,9 +97,7 @@ struct Rounds {
     cursors_since: Option<Instant>,
     running: HashSet<LaneOf>,
     last: u32,
-    /// Where the look at manual entries goes on, for each user.
-    manual: Option<BTreeMap<u32, u64>>,
-    manual_looked: Option<Instant>,
+    manual: ManualLook,
 }
 
 impl Inner {
@@ -128,7 +124,7 @@ impl Inner {
 
 /// Flushes by policy until the engine stops.
 pub(crate) async fn flush_loop(inner: Arc<Inner>) {
-    let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
+    let mut rounds = Rounds::after_start();
     let mut running = JoinSet::new();
     loop {
         if inner.policy().uniform().is_some_and(|policy| policy.flush() == FlushPolicy::Manual) {
@@ -172,6 +168,16 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
 }
 
 impl Rounds {
+    fn after_start() -> Self {
+        Self {
+            cursors: HashMap::new(),
+            cursors_since: None,
+            running: HashSet::new(),
+            last: 0,
+            manual: ManualLook::after_start(),
+        }
+    }
+
     /// Begins rounds for what is due. Returns how long it is until something may be due again; `None`: nothing waits.
     async fn begin(
         &mut self,
@@ -230,8 +236,8 @@ impl Rounds {
             let (again, hastened) = (inner.clone(), notices.hastened.clone());
             blocking(move || again.hasten_all(hastened)).await?;
         }
-        if (notices.moved || notices.policy_changed) && self.manual.is_none() {
-            self.manual = Some(BTreeMap::new());
+        if notices.moved || notices.policy_changed {
+            self.manual.want();
         }
         if notices.policy_changed {
             self.cursors.clear();
@@ -270,21 +276,14 @@ impl Rounds {
     /// Goes through some of the manual entries: after the start, because the policy may be another one, and after names
     /// moved. Returns whether there are more.
     async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[QueueSlot]) -> Result<bool> {
-        let Some(looked) = &mut self.manual else { return Ok(false) };
-        if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
-            return Ok(true);
-        }
-        let end = inner.catalog.queue_now();
-        let manual = heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user);
-        let next = manual.map(|user| (user, looked.get(&user).copied().unwrap_or(0))).find(|(_, from)| *from <= end);
-        let Some((user, from)) = next else {
-            self.manual = None;
-            self.manual_looked = Some(Instant::now());
-            return Ok(false);
+        let users: Vec<u32> =
+            heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user).collect();
+        let Some((user, from)) = self.manual.next(&users, inner.catalog.queue_now(), Instant::now()) else {
+            return Ok(self.manual.is_wanted());
         };
         let again = inner.clone();
         let until = blocking(move || again.look_at_manual(user, from)).await?;
-        looked.insert(user, until.unwrap_or(u64::MAX));
+        self.manual.looked(user, until.unwrap_or(u64::MAX));
         Ok(true)
     }
 }
