@@ -124,6 +124,7 @@ pub use forebay_catalog::WriteFaults;
 pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
+pub use policy_changes::PolicyChange;
 pub use peers::{Holding, Loan, PeerSource, PeerWish};
 pub use resident_tree::{ResidentDirectory, ResidentTree};
 pub use served::{Invalidations, Purged, Served, ServedEntry, ServedFile, UserGroups};
