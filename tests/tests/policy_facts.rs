@@ -7,11 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_backends::{Expected, Pool};
-use forebay_engine::{Caller, Ino, Lookup, Overlay, Policy};
+use forebay_engine::{Caller, Change, Ino, Lookup, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{COMMAND, Mount, Options};
 use forebay_tests::process::{run, wait_until};
 
+const OWNER: Caller = Caller { uid: 4711, gid: 4711, pid: 1 };
 /// The flush has looked at everything that was written before, and has found that it waits for a request.
 const LOOKED_AT: Duration = Duration::from_secs(3);
 
@@ -144,7 +145,6 @@ async fn the_end_of_a_job_removes_only_what_was_made_here() {
 /// The settings of a directory are its owner's, whether or not the site allows some now.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_owner_of_a_directory_changes_its_settings() {
-    const OWNER: Caller = Caller { uid: 4711, gid: 4711, pid: 1 };
     const OTHER: Caller = Caller { uid: 4712, gid: 4711, pid: 1 };
     const NAME: &[u8] = b"user.forebay.policy";
     for allow in ["", "[allow]\nsettings = [\"flush\"]\n"] {
@@ -211,4 +211,61 @@ fn the_settings_of_a_directory_hold_while_other_clients_change_it() {
     kept("by request");
     mount.flush();
     assert!(!mount.pool("local/z").exists() && mount.pool("manual/z").exists());
+}
+
+/// A file that waited for a request because of its job does not wait when the job has ended.
+#[test]
+fn what_a_rule_for_jobs_held_back_is_flushed_after_the_job() {
+    let mount = Mount::new(Options::policy(
+        "[default]\nflush = \"idle:100ms\"\n[[rule]]\njob = \"train*\"\nflush = \"manual\"\n",
+    ));
+    let script = format!("echo 1 > {}/r; sleep 4; ls {}", mount.place.mnt().display(), mount.place.pool().display());
+    let answer = mount.forebay(["run", "--job", "train-1", "--", "sh", "-c", &script], &[]).ok();
+    assert_eq!(answer.out.trim(), "", "the job runs");
+    until_pool_has(&mount, "r", b"1\n");
+}
+
+/// A file that waited for a request because of its owner or its size does not wait when these are other ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_rule_held_back_is_flushed_when_the_rule_does_not_hold_any_more() {
+    let fixture = Fixture::new();
+    let overlay = engine(
+        &fixture,
+        "[default]\nflush = \"idle:0s\"\n[[rule]]\npaths = \"owned\"\nowner = \"4711\"\nflush = \"manual\"\n\
+         [[rule]]\npaths = \"cut\"\nsize = \"4B..\"\nflush = \"manual\"\n\
+         [[rule]]\npaths = \"grown\"\nsize = \"..4B\"\nflush = \"manual\"\n",
+    )
+    .await;
+    for name in ["owned", "cut", "grown"] {
+        let made = overlay.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, OWNER).await.unwrap();
+        let ino = made.0.attr.ino;
+        put(&overlay, ino, 0, if name == "cut" { b"large" } else { b"abc" }).await;
+        close(&overlay, ino).await;
+    }
+    tokio::time::sleep(LOOKED_AT).await;
+    let ino = |name: &'static str| find(&overlay, name);
+    overlay.setattr(ino("owned").await, &Change { uid: Some(0), ..Change::default() }, CALLER).await.unwrap();
+    overlay.setattr(ino("cut").await, &Change { size: Some(1), ..Change::default() }, CALLER).await.unwrap();
+    write(&overlay, "grown", "large").await.unwrap();
+    for (name, content) in [("owned", "abc"), ("cut", "l"), ("grown", "large")] {
+        until_engine_sent(&fixture, name, content).await;
+    }
+    overlay.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_the_policy_waits_for_the_end_of_another_one() {
+    let fixture = Fixture::new();
+    let overlay = engine(&fixture, "[default]\nflush = \"manual\"\n").await;
+    let ttl = || overlay.policy().uniform().unwrap().metadata_ttl.as_secs();
+    let policy = |ttl: &str| Policy::parse(&format!("[default]\nmetadata-ttl = \"{ttl}\"\n")).unwrap();
+    let first = overlay.begin_policy_change().await;
+    let (again, other) = (overlay.clone(), policy("2s"));
+    let second = tokio::spawn(async move { again.set_policy(other).await });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!second.is_finished() && ttl() != 2);
+    first.put_into_force(policy("1s"));
+    second.await.unwrap();
+    assert_eq!(ttl(), 2);
+    overlay.shutdown().await.unwrap();
 }

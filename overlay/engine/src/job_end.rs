@@ -29,8 +29,12 @@ impl Overlay {
     /// Of the first file that could not be removed. The files after it are removed all the same.
     pub async fn job_ended(&self, used: Vec<Ino>) -> Result<()> {
         let mut outcome = Ok(());
+        let decides_by_jobs = self.inner.policy().needed().jobs;
         for ino in used {
             self.inner.hasten(ino);
+            if decides_by_jobs {
+                self.inner.rules_of_file_may_differ(ino);
+            }
             outcome = outcome.and(self.remove_local(ino).await);
         }
         self.inner.flusher.bell.notify_one();

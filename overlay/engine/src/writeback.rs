@@ -19,6 +19,7 @@ mod errors;
 mod in_doubt;
 mod large_uploads;
 mod manual_look;
+mod notices;
 mod parts;
 mod rate;
 mod reconcile;

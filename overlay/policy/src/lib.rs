@@ -170,6 +170,7 @@ impl Policy {
             let needed = rule.conditions.needed();
             policy.needed.storage_pool |= needed.storage_pool;
             policy.needed.content |= needed.content;
+            policy.needed.age |= needed.age;
             policy.needed.jobs |= needed.jobs;
         }
         Ok(policy)

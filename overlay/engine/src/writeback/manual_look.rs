@@ -1,7 +1,14 @@
 //! When the flush looks at entries that wait for a request: another rule of the policy may hold for them by now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
+
+use forebay_backends::Result;
+use forebay_catalog::{Intent, Lane, Queued};
+
+use super::due::Due;
+use super::rounds::ROUND;
+use crate::Inner;
 
 /// The shortest time between two looks at the manual entries.
 const MANUAL_EVERY: Duration = Duration::from_secs(10);
@@ -73,6 +80,45 @@ impl ManualLook {
     /// Notes that the entries of a user before `until_us` were looked at.
     pub fn looked(&mut self, user: u32, until_us: u64) {
         self.at.get_or_insert_default().insert(user, until_us);
+    }
+}
+
+impl Inner {
+    /// Gives some manual entries of a user back to the queue, if the policy is no longer manual for them. Returns where
+    /// to go on.
+    pub(super) fn look_at_manual(&self, user: u32, from_us: u64) -> Result<Option<u64>> {
+        let taken = self.catalog.queue_take(user, Lane::Manual, from_us, u64::MAX, ROUND)?;
+        let next = taken.last().filter(|_| taken.len() == ROUND).map(|entry| entry.slot.at_us.saturating_add(1));
+        self.look_at_manual_entries(taken)?;
+        Ok(next)
+    }
+
+    /// Does the same for the manual entries that are among these, and for those of these inodes.
+    pub(super) fn look_at_doubtful(&self, doubtful: HashSet<Intent>) -> Result<()> {
+        let mut entries = Vec::new();
+        for intent in doubtful {
+            let names = match &intent {
+                Intent::Inode(ino) => self.node(*ino).map(|node| node.state.lock().record.links.clone()),
+                Intent::Name(..) => Ok(Default::default()),
+            };
+            let names = names.unwrap_or_default().into_iter().map(|(parent, name)| Intent::Name(parent, name));
+            for intent in names.chain([intent]) {
+                entries.extend(self.catalog.queued_as(&intent)?.filter(|entry| entry.slot.lane == Lane::Manual));
+            }
+        }
+        self.look_at_manual_entries(entries)
+    }
+
+    fn look_at_manual_entries(&self, entries: Vec<Queued>) -> Result<()> {
+        let (mut places, facts) = (Vec::new(), self.flusher.facts());
+        for entry in entries {
+            match self.is_due(&entry, false) {
+                Ok(Due::Manual) | Err(_) => {}
+                Ok(Due::Now) => places.push((entry, Due::In(Lane::Fresh, Duration::ZERO))),
+                Ok(other) => places.push((entry, other)),
+            }
+        }
+        self.give_places(places, facts)
     }
 }
 
