@@ -71,7 +71,8 @@ fn a_close_waits_by_what_the_file_is_then() {
     fs::rename(mount.path("b"), mount.path("moved/b")).unwrap();
     drop(moved);
     assert_eq!(fs::read(mount.pool("moved/b")).unwrap(), b"moved");
-    let script = format!("echo 1 > {}/jobs/r && cat {}/jobs/r", mount.place.mnt().display(), mount.place.pool().display());
+    let script =
+        format!("echo 1 > {}/jobs/r && cat {}/jobs/r", mount.place.mnt().display(), mount.place.pool().display());
     let answer = mount.forebay(["run", "--job", "train-1", "--", "sh", "-c", &script], &[]).ok();
     assert_eq!(answer.out.trim(), "1");
     assert!(!mount.pool("results/a-small").exists() && !mount.pool("through/a-small").exists());

@@ -32,7 +32,7 @@ impl Inner {
     }
 
     /// Returns the directories that an inode is in by any of its names, and the inode itself if it is a directory.
-    pub(crate) fn all_directories_above(&self, node: &Node) -> Vec<Ino> {
+    fn all_directories_above(&self, node: &Node) -> Vec<Ino> {
         let mut dirs = self.directories_above(node, None);
         let others: Vec<Link> = node.state.lock().record.links.iter().skip(1).cloned().collect();
         let mut known: HashSet<Ino> = if others.is_empty() { HashSet::new() } else { dirs.iter().copied().collect() };
@@ -63,7 +63,12 @@ impl Inner {
     }
 
     /// Returns the settings that directories make for an inode, the nearest directory last.
-    fn directory_policies(&self, policy: &Policy, node: &Node, name: Option<&Link>) -> Vec<(Ino, Arc<DirectoryPolicy>)> {
+    fn directory_policies(
+        &self,
+        policy: &Policy,
+        node: &Node,
+        name: Option<&Link>,
+    ) -> Vec<(Ino, Arc<DirectoryPolicy>)> {
         if policy.allowed.is_empty() {
             return Vec::new();
         }

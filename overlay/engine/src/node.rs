@@ -29,6 +29,7 @@ pub(crate) use self::dirty_content::DirtyContent;
 pub(crate) use self::late_uploads::LateUploads;
 pub(crate) use self::opens::FileOpens;
 use self::parsed_policy::ParsedPolicy;
+pub(crate) use self::parsed_policy::settings_in;
 pub(crate) use self::pool_sync::PoolSync;
 pub(crate) use self::table::NodeTable;
 use crate::rights::RightsNews;

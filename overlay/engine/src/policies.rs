@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use forebay_backends::FileKind;
-use forebay_catalog::{InodeRecord, Xattrs};
-use forebay_policy::{DIRECTORY_POLICY_MAX, DIRECTORY_POLICY_XATTR, Policy};
+use forebay_catalog::InodeRecord;
+use forebay_policy::{DIRECTORY_POLICY_MAX, Policy};
 use lru::LruCache;
 use parking_lot::Mutex;
 
 use super::{Inner, Ino, Overlay};
+use crate::node::settings_in;
 
 /// Directories whose last known settings are remembered: 16 MiB of them at most.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4095);
@@ -69,11 +70,6 @@ impl Policies {
     pub fn last_known(&self, dir: Ino) -> Option<Option<Box<[u8]>>> {
         self.directories.lock().get(&dir).cloned()
     }
-}
-
-/// Returns the value of the attribute with the settings of a directory.
-pub(crate) fn settings_in(xattrs: &Xattrs) -> Option<&[u8]> {
-    xattrs.iter().find(|(name, _)| **name == *DIRECTORY_POLICY_XATTR.as_bytes()).map(|(_, value)| &**value)
 }
 
 impl Inner {

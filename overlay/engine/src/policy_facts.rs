@@ -25,10 +25,14 @@ impl Inner {
     /// # Errors
     /// Those after which it may tell them later.
     pub(crate) async fn learn_directories(self: &Arc<Self>, dirs: Vec<Ino>) -> Result<()> {
-        if dirs.is_empty() || self.learn_xattrs(dirs.clone()).await.is_ok() {
+        if dirs.is_empty() {
             return Ok(());
         }
-        // One of them cannot be read. The other ones can.
+        match self.learn_xattrs(dirs.clone()).await {
+            // One of them cannot be read. The other ones can.
+            Err(error) if is_refusal(&error) => {}
+            learned => return learned,
+        }
         for dir in dirs {
             match self.learn_xattrs(vec![dir]).await {
                 Err(error) if is_refusal(&error) => self.policies.note_unreadable(dir),

@@ -26,7 +26,9 @@ impl DirectoryPolicy {
     /// `InvalidInput` if the value is wrong, or too long.
     pub fn parse(value: &[u8]) -> Result<Self> {
         if value.len() > DIRECTORY_POLICY_MAX {
-            return Err(invalid(format!("{DIRECTORY_POLICY_XATTR}: a policy has at most {DIRECTORY_POLICY_MAX} bytes")));
+            return Err(invalid(format!(
+                "{DIRECTORY_POLICY_XATTR}: a policy has at most {DIRECTORY_POLICY_MAX} bytes"
+            )));
         }
         let text = std::str::from_utf8(value);
         let text = text.map_err(|_| invalid(format!("{DIRECTORY_POLICY_XATTR}: a policy is text")))?;

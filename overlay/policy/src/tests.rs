@@ -190,7 +190,10 @@ fn a_close_may_wait_if_any_setting_says_so() {
     ] {
         assert!(may(waits), "{waits}");
     }
-    for never in ["", "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"a\"\nwrite = \"local\"\n[allow]\nsettings = [\"read\"]\n"] {
+    for never in [
+        "",
+        "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"a\"\nwrite = \"local\"\n[allow]\nsettings = [\"read\"]\n",
+    ] {
         assert!(!may(never), "{never}");
     }
 }

@@ -155,7 +155,7 @@ impl Overlay {
         txn.touch_dir(parent, 0)?;
         txn.commit()?;
         // A file that was local may not be so under the new name.
-        inner.rules_may_differ();
+        inner.rules_of_file_may_differ(ino);
         inner.flusher.bell.notify_one();
         inner.counted_entry(ino)
     }

@@ -25,7 +25,7 @@ impl Overlay {
         txn.commit()?;
         if has_other_names {
             // Another name decides now which rules hold for it.
-            inner.rules_may_differ();
+            inner.rules_of_file_may_differ(ino);
         }
         inner.flusher.bell.notify_one();
         Ok(())

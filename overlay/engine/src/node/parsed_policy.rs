@@ -2,31 +2,36 @@
 
 use std::sync::Arc;
 
-use forebay_catalog::InodeRecord;
+use forebay_catalog::{InodeRecord, Xattrs};
 use forebay_policy::{DIRECTORY_POLICY_MAX, DIRECTORY_POLICY_XATTR, DirectoryPolicy};
 
 use super::NodeState;
-use crate::policies::settings_in;
 
-/// The last value of the attribute that was parsed.
+/// The last value of the attribute that was parsed. An empty one has no settings.
 #[derive(Debug, Default)]
-pub(crate) struct ParsedPolicy(Option<(Box<[u8]>, Option<Arc<DirectoryPolicy>>)>);
+pub(crate) struct ParsedPolicy {
+    value: Box<[u8]>,
+    /// `None`: the value is wrong, since it was set past this mount.
+    policy: Option<Arc<DirectoryPolicy>>,
+}
 
 impl ParsedPolicy {
-    /// Returns what a value says; `None`: it is wrong, since it was set past this mount.
+    /// Returns what a value says, if it is right.
     fn of(&mut self, value: &[u8]) -> Option<Arc<DirectoryPolicy>> {
-        if let Some((known, policy)) = &self.0
-            && **known == *value
-        {
-            return policy.clone();
-        }
         if value.len() > DIRECTORY_POLICY_MAX {
             return None;
         }
-        let policy = DirectoryPolicy::parse(value).ok().map(Arc::new);
-        self.0 = Some((value.into(), policy.clone()));
-        policy
+        if *self.value != *value {
+            self.policy = DirectoryPolicy::parse(value).ok().map(Arc::new);
+            self.value = value.into();
+        }
+        self.policy.clone()
     }
+}
+
+/// Returns the value of the attribute with the settings of a directory.
+pub(crate) fn settings_in(xattrs: &Xattrs) -> Option<&[u8]> {
+    xattrs.iter().find(|(name, _)| **name == *DIRECTORY_POLICY_XATTR.as_bytes()).map(|(_, value)| &**value)
 }
 
 /// Returns the settings of a directory that were changed in the mount and are not flushed yet; `None` inside: removed.
@@ -67,6 +72,6 @@ mod tests {
         assert_ne!(first, parsed.of(b"flush = \"on-close\"").unwrap());
         assert_eq!(parsed.of(b"flush = "), None);
         assert_eq!(parsed.of(&[b'#'; DIRECTORY_POLICY_MAX + 1]), None);
-        assert!(parsed.0.is_some_and(|(value, _)| *value == *b"flush = "), "a long value is not kept");
+        assert_eq!(*parsed.value, *b"flush = ", "a long value is not kept");
     }
 }

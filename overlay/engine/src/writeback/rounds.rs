@@ -245,8 +245,7 @@ impl Rounds {
     /// Goes through some of the manual entries: after the start, because the policy may be another one, after names moved,
     /// and now and then if rules ask for the age of files. Returns whether there are more.
     async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[QueueSlot]) -> Result<bool> {
-        let users: Vec<u32> =
-            heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user).collect();
+        let users: Vec<u32> = heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user).collect();
         if inner.policy().needed().age {
             self.manual.want_for_age(Instant::now());
         }
@@ -486,7 +485,6 @@ impl Inner {
         let node = self.subject_of(intent).and_then(|ino| self.node(ino).ok());
         node.map_or(LOOK_AGAIN, |node| look_again_in(self.policy_of(&node).flush()))
     }
-
 }
 
 /// Where an entry of the queue goes.
