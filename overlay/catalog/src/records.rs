@@ -131,6 +131,7 @@ pub struct InodeRecord {
     /// `None` if the pool has no copy.
     pub version: Option<Version>,
     pub file: FileState,
+    /// Of anything but a directory: `Partly` if the pool had it, even if the pool has lost it since.
     pub listing: ListingState,
     /// The target of a symlink, once known.
     pub target: Option<Box<[u8]>>,
@@ -305,6 +306,20 @@ impl InodeRecord {
     /// Returns whether the pool has it under some name.
     pub fn in_pool(&self) -> bool {
         !self.pool_links.is_empty()
+    }
+
+    /// Notes that the pool does not have it under a name any more.
+    pub fn remove_pool_link(&mut self, link: &Link) {
+        self.pool_links.retain(|known| known != link);
+        if self.kind != FileKind::Directory {
+            self.listing = ListingState::Partly;
+        }
+    }
+
+    /// Returns whether it was created on this node, and the pool never had it. A directory that another client removed from
+    /// the pool counts as created on this node, a file does not.
+    pub fn is_made_here(&self) -> bool {
+        !self.in_pool() && (self.kind == FileKind::Directory || self.listing != ListingState::Partly)
     }
 
     /// Returns whether it is reachable under a name, including names that were never looked up.

@@ -237,6 +237,9 @@ impl Inner {
                 state.bypass.note_set_id(before);
             }
         }
+        if change.uid.is_some() || change.gid.is_some() || change.size.is_some() || change.mtime.is_some() {
+            self.rules_of_file_may_differ(node.ino);
+        }
         committed
     }
 }

@@ -1,9 +1,14 @@
 //! The end of a job: what waited for it is flushed, and what was kept for it alone is removed.
 
-use forebay_backends::{ErrorKind, FileKind, Result};
-use forebay_policy::Write;
+use std::sync::Arc;
 
-use crate::{Ino, Overlay};
+use forebay_backends::{ErrorKind, FileKind, Result};
+use forebay_catalog::Link;
+use forebay_policy::Write;
+use smallvec::SmallVec;
+
+use crate::node::Node;
+use crate::{Inner, Ino, Overlay, Txn};
 
 impl Overlay {
     /// Returns whether a file never goes to the pool, and is removed when the last job that uses it ends.
@@ -24,8 +29,12 @@ impl Overlay {
     /// Of the first file that could not be removed. The files after it are removed all the same.
     pub async fn job_ended(&self, used: Vec<Ino>) -> Result<()> {
         let mut outcome = Ok(());
+        let decides_by_jobs = self.inner.policy().needed().jobs;
         for ino in used {
             self.inner.hasten(ino);
+            if decides_by_jobs {
+                self.inner.rules_of_file_may_differ(ino);
+            }
             outcome = outcome.and(self.remove_local(ino).await);
         }
         self.inner.flusher.bell.notify_one();
@@ -35,20 +44,20 @@ impl Overlay {
     /// Removes a file that never goes to the pool and that no job uses, and the directories that only it was in.
     async fn remove_local(&self, ino: Ino) -> Result<()> {
         let inner = &self.inner;
+        if !inner.policy().may_write(Write::Local) {
+            return Ok(());
+        }
         let Some(node) = inner.node_unless_gone(ino)? else { return Ok(()) };
+        inner.learn_directories(inner.unknown_directories_above(&node)).await?;
         let is_file = node.state.lock().record.kind != FileKind::Directory;
         if !is_file || !inner.is_local(&node) || !inner.advisor().jobs_of(ino).is_empty() {
             return Ok(());
         }
-        let links = node.state.lock().record.links.clone();
+        let names = inner.unlink_local(&node)?;
         drop(node);
         let mut outcome = Ok(());
-        for (parent, name) in links {
-            match self.unlink(parent, &name).await {
-                Ok(()) => inner.tell_kernel_name(parent, &name),
-                Err(e) if e.is(ErrorKind::NotFound) => {}
-                Err(e) => outcome = outcome.and(Err(e)),
-            }
+        for (parent, name) in names {
+            inner.tell_kernel_name(parent, &name);
             outcome = outcome.and(self.remove_empty_local(parent).await);
         }
         outcome
@@ -58,14 +67,54 @@ impl Overlay {
     async fn remove_empty_local(&self, mut dir: Ino) -> Result<()> {
         loop {
             let Some(node) = self.inner.node_unless_gone(dir)? else { return Ok(()) };
-            let link = node.state.lock().record.links.first().cloned();
-            let (true, Some((parent, name))) = (self.inner.is_local(&node), link) else { return Ok(()) };
-            match self.rmdir(parent, &name).await {
-                Ok(()) => self.inner.tell_kernel_name(parent, &name),
+            if !self.inner.is_local(&node) {
+                return Ok(());
+            }
+            match self.inner.rmdir_local(&node).await {
+                Ok(Some((parent, name))) => {
+                    self.inner.tell_kernel_name(parent, &name);
+                    dir = parent;
+                }
+                Ok(None) => return Ok(()),
                 Err(e) if matches!(e.kind(), ErrorKind::NotEmpty | ErrorKind::NotFound) => return Ok(()),
                 Err(e) => return Err(e),
             }
-            dir = parent;
         }
+    }
+}
+
+impl Inner {
+    /// Removes all names of a file by one change, if the file is still local then. Returns the names.
+    fn unlink_local(&self, node: &Node) -> Result<SmallVec<[Link; 1]>> {
+        self.check_writable()?;
+        let mut txn = Txn::begin(self);
+        // Names change only under the lock of the change, which has locked no inode yet.
+        if !self.is_local(node) {
+            return Ok(SmallVec::new());
+        }
+        let names = txn.record(node.ino)?.links.clone();
+        for (parent, name) in &names {
+            self.take_name(&mut txn, *parent, name, node.ino)?;
+            txn.touch_dir(*parent, 0)?;
+        }
+        txn.commit()?;
+        self.flusher.bell.notify_one();
+        Ok(names)
+    }
+
+    /// Removes a directory that is empty, if it is still local then. Returns the name that it had.
+    async fn rmdir_local(self: &Arc<Self>, node: &Node) -> Result<Option<Link>> {
+        self.check_writable()?;
+        self.check_dir_can_go(node.ino).await?;
+        let mut txn = Txn::begin(self);
+        if !self.is_local(node) || !self.is_empty_dir(node.ino)? {
+            return Ok(None);
+        }
+        let Some((parent, name)) = txn.record(node.ino)?.links.first().cloned() else { return Ok(None) };
+        self.take_name(&mut txn, parent, &name, node.ino)?;
+        txn.touch_dir(parent, -1)?;
+        txn.commit()?;
+        self.flusher.bell.notify_one();
+        Ok(Some((parent, name)))
     }
 }

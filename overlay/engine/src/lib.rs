@@ -11,7 +11,7 @@
 //! | `tasks`, `counters` | work in threads of its own; what is counted for operators |
 //! | `shares`, `quotas` | shares of users; what users and groups hold, and their quotas |
 //! | `node`, `paths` | inodes in memory; inode → path in the overlay and in the pool |
-//! | `mount`, `policies` | what the mount was started with, and what the kernel is told; the policy in force |
+//! | `mount`, `policies` | what the mount was started with, and what the kernel is told; the policy in force, and settings of directories that were known |
 //! | `writeback/errors`, `writeback/state`, `durability_epochs/state`, `space/order` | what is known beside the catalog: of the flush, of synced epochs, of the order of eviction |
 //! | `inode_change`, `contents` | one change of one inode; content files: opened, kept open, counted |
 //! | `tiers` | which tier content is in, and what is used enough to be moved |
@@ -125,6 +125,7 @@ pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use namespace::{DirOrder, Placed};
 pub use peers::{Holding, Loan, PeerSource, PeerWish};
+pub use policy_changes::PolicyChange;
 pub use resident_tree::{ResidentDirectory, ResidentTree};
 pub use served::{Invalidations, Purged, Served, ServedEntry, ServedFile, UserGroups};
 pub use shares::{Shares, UserSlot};

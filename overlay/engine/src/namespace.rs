@@ -213,7 +213,7 @@ impl Txn<'_> {
     }
 
     /// Updates a directory whose names changed: its times, and `subdirs` more or fewer directories in it.
-    fn touch_dir(&mut self, ino: Ino, subdirs: i32) -> Result<()> {
+    pub(crate) fn touch_dir(&mut self, ino: Ino, subdirs: i32) -> Result<()> {
         let record = self.record(ino)?;
         let now = stamp_now();
         (record.mtime, record.ctime) = (now, now);

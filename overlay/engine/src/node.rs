@@ -8,6 +8,7 @@ mod dirty_content;
 mod late_uploads;
 mod load;
 mod opens;
+mod parsed_policy;
 mod pool_sync;
 mod table;
 #[cfg(test)]
@@ -27,6 +28,8 @@ pub(crate) use self::bypass::{Bypass, Written};
 pub(crate) use self::dirty_content::DirtyContent;
 pub(crate) use self::late_uploads::LateUploads;
 pub(crate) use self::opens::FileOpens;
+use self::parsed_policy::ParsedPolicy;
+pub(crate) use self::parsed_policy::settings_in;
 pub(crate) use self::pool_sync::PoolSync;
 pub(crate) use self::table::NodeTable;
 use crate::rights::RightsNews;
@@ -97,6 +100,7 @@ pub(crate) struct NodeState {
     pub rights: RightsNews,
     pub kernel: KernelView,
     pub names: KnownNames,
+    parsed_policy: ParsedPolicy,
 }
 
 /// What an inode belongs to. It only moves down this list.
@@ -234,6 +238,7 @@ impl NodeState {
             rights: RightsNews::default(),
             kernel: KernelView::default(),
             names: KnownNames::default(),
+            parsed_policy: ParsedPolicy::default(),
         }
     }
 

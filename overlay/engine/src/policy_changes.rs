@@ -36,16 +36,14 @@ impl Overlay {
         Ok(PolicyExplanation { path: self.inner.display(ino), settings: settings.collect(), next })
     }
 
+    /// Begins to put another policy into force, when no other change of it is under way.
+    pub async fn begin_policy_change(&self) -> PolicyChange<'_> {
+        PolicyChange { overlay: self, _turn: self.inner.policies.changes.lock().await }
+    }
+
     /// Puts a policy into force. What waits in the queue of the flush gets its time by the new rules.
-    pub fn set_policy(&self, policy: Policy) {
-        self.inner.catalog.set_queue_delay(policy.shortest_idle());
-        let policy = policy.with_tiers_of(&self.inner.policy());
-        let must_count = self.inner.quotas.set_policy(&policy.quotas);
-        self.inner.policies.set(policy);
-        if let Some(count) = must_count {
-            self.inner.begin_counting_quotas(count);
-        }
-        self.inner.policy_changed();
+    pub async fn set_policy(&self, policy: Policy) {
+        self.begin_policy_change().await.put_into_force(policy);
     }
 
     /// Returns what a policy would change, from the catalog alone: nothing is asked of the pool.
@@ -80,6 +78,28 @@ impl Overlay {
     }
 }
 
+/// A change of the policy. While it lives, no other one begins: what is kept for a restart, the quotas and the rules are
+/// those of one policy.
+pub struct PolicyChange<'a> {
+    overlay: &'a Overlay,
+    _turn: tokio::sync::MutexGuard<'a, ()>,
+}
+
+impl PolicyChange<'_> {
+    /// Ends the change: see [`Overlay::set_policy`].
+    pub fn put_into_force(self, policy: Policy) {
+        let inner = &self.overlay.inner;
+        inner.catalog.set_queue_delay(policy.shortest_idle());
+        let policy = policy.with_tiers_of(&inner.policy());
+        let must_count = inner.quotas.set_policy(&policy.quotas);
+        inner.policies.set(policy);
+        if let Some(count) = must_count {
+            inner.begin_counting_quotas(count);
+        }
+        inner.policy_changed();
+    }
+}
+
 impl Inner {
     fn count_effect(
         &self,
@@ -92,10 +112,10 @@ impl Inner {
             return Ok(());
         }
         effect.changed_files += 1;
-        let (kind, is_dirty, resident, in_pool) = {
+        let (kind, is_dirty, resident, is_made_here) = {
             let state = node.state.lock();
             let record = &state.record;
-            (record.kind, record.is_dirty(), !record.file.is_absent(), record.in_pool())
+            (record.kind, record.is_dirty(), !record.file.is_absent(), record.is_made_here())
         };
         let attr = self.attr_of(node)?;
         let bytes = if kind == FileKind::File && resident { attr.blocks * 512 } else { 0 };
@@ -103,7 +123,7 @@ impl Inner {
         if is_dirty {
             match (waits(before), waits(after)) {
                 (true, false) => effect.flushed.add(bytes),
-                (false, true) if after.write == Write::Local && !in_pool => effect.kept_local.add(bytes),
+                (false, true) if after.write == Write::Local && is_made_here => effect.kept_local.add(bytes),
                 (false, true) => effect.held_back.add(bytes),
                 _ => {}
             }

@@ -13,6 +13,7 @@ use forebay_api::operator::{EvictRequest, FlushRequest, Progress, StageRequest, 
 use forebay_api::peers::ClusterShare;
 use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_policy::Write;
 use forebay_prefetch::plan::StagingRefusal;
 use forebay_prefetch::signature::Invocation;
 use forebay_system::clock::unix_now;
@@ -333,6 +334,17 @@ impl Overlay {
         let mut intents = Vec::new();
         for root in roots {
             intents.extend(self.inner.differences_below(*root).await?);
+        }
+        if self.inner.policy().may_write(Write::Local) {
+            let inner = self.inner.clone();
+            let asked = move || {
+                let unknown = inner.directories_to_ask(intents.iter());
+                Ok((intents, unknown))
+            };
+            let unknown;
+            (intents, unknown) = super::blocking(asked).await?;
+            // What an owner keeps on this node must not be sent because the pool does not tell so.
+            self.inner.learn_directories(unknown).await?;
         }
         Ok(self.inner.plan_flush(intents))
     }

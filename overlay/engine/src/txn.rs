@@ -243,7 +243,7 @@ impl<'a> Txn<'a> {
 
     fn occupy(&mut self, link: &Link, was: Option<Ino>, is: Option<Ino>) -> Result<()> {
         if let Some(occupant) = was {
-            self.record(occupant)?.pool_links.retain(|l| l != link);
+            self.record(occupant)?.remove_pool_link(link);
         }
         if let Some(ino) = is {
             self.record(ino)?.pool_links.push(link.clone());
@@ -553,6 +553,9 @@ impl<'a> Txn<'a> {
             }
             // A program may still have a handle of a deleted directory, and change its attributes: only in memory.
             edit.guard.indexed_dirty = !edit.gone && !edit.guard.is_deleted() && edit.record.is_dirty();
+            if self.inner.policies.note_directory(ino, &edit.guard.record, &edit.record) {
+                self.inner.rules_may_differ();
+            }
             edit.guard.record = edit.record;
             edit.collected.apply(ino, &mut edit.guard, self.inner);
             if edit.gone {

@@ -88,7 +88,7 @@ pub struct Opened {
     pub resident: Option<Arc<Content>>,
     /// Whether the kernel may keep its page cache.
     pub pages: CachedPages,
-    /// `close` has nothing to wait for.
+    /// No setting of the policy can make `close` wait for a flush of this open.
     pub no_flush: bool,
     /// The file was opened for reading, and was not wholly resident at that time.
     pub missed: bool,

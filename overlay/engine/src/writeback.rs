@@ -18,6 +18,8 @@ mod due;
 mod errors;
 mod in_doubt;
 mod large_uploads;
+mod manual_look;
+mod notices;
 mod parts;
 mod rate;
 mod reconcile;
@@ -138,6 +140,21 @@ impl Inner {
                 }
         });
         Ok(intents)
+    }
+
+    /// Returns the directories that have to be asked of the pool before the policy decides about intents.
+    pub(crate) fn directories_to_ask<'i>(&self, intents: impl Iterator<Item = &'i Intent>) -> Vec<Ino> {
+        if self.policy().allowed.is_empty() {
+            return Vec::new();
+        }
+        let mut dirs = HashSet::new();
+        for intent in intents {
+            let (Intent::Name(dir, _) | Intent::Inode(dir)) = intent;
+            if let Ok(node) = self.node(self.subject_of(intent).unwrap_or(*dir)) {
+                dirs.extend(self.unknown_directories_above(&node));
+            }
+        }
+        dirs.into_iter().collect()
     }
 
     /// Sorts intents into a plan, without those of files that never go to the pool.

@@ -41,7 +41,7 @@ impl Overlay {
         }
         let is_policy = name == DIRECTORY_POLICY_XATTR.as_bytes();
         if is_policy {
-            inner.check_directory_policy(ino, value, caller)?;
+            inner.check_directory_policy(ino, Some(value), caller)?;
         }
         let known = inner.xattr(ino, name).await?.is_some();
         if known && flags & libc::XATTR_CREATE != 0 {
@@ -81,10 +81,14 @@ impl Overlay {
         Ok(())
     }
 
-    pub async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+    pub async fn remove_xattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Result<()> {
         let inner = &self.inner;
         inner.check_writable()?;
         inner.check_xattrs(name)?;
+        let is_policy = name == DIRECTORY_POLICY_XATTR.as_bytes();
+        if is_policy {
+            inner.check_directory_policy(ino, None, caller)?;
+        }
         if inner.xattr(ino, name).await?.is_none() {
             return Err(no_attribute(name));
         }
@@ -95,7 +99,7 @@ impl Overlay {
         record.ctime = stamp_now();
         txn.commit()?;
         inner.flusher.refused.take_back(ino, name);
-        if name == DIRECTORY_POLICY_XATTR.as_bytes() {
+        if is_policy {
             inner.rules_may_differ();
         }
         Ok(())

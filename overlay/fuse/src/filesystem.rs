@@ -489,12 +489,11 @@ impl Filesystem for MountSession {
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (overlay, name, repeated) = (self.overlay.clone(), bytes(name), resend::is_repeated(request));
+        let (overlay, name) = (self.overlay.clone(), bytes(name));
+        let (caller, repeated) = (convert::caller(request), resend::is_repeated(request));
         let work = async move {
-            match overlay.remove_xattr(Ino(ino.0), &name).await {
-                Err(error) if repeated && error.is(ErrorKind::NoAttribute) => Ok(()),
-                outcome => outcome,
-            }
+            let removed = overlay.remove_xattr(Ino(ino.0), &name, caller).await;
+            resend::attribute_removed(repeated, removed)
         };
         self.dispatch_done(request, Operation::Removexattr, self.changes(Ino(ino.0), work), reply);
     }

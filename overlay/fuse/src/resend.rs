@@ -94,6 +94,15 @@ pub async fn attribute_set(
     }
 }
 
+/// Returns the outcome of removing an extended attribute. If a repeated request does not find it, the first attempt removed
+/// it.
+pub fn attribute_removed(repeated: bool, outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(error) if repeated && error.is(ErrorKind::NoAttribute) => Ok(()),
+        outcome => outcome,
+    }
+}
+
 /// Returns the outcome of a rename. If a repeated request finds only the target, the first attempt moved it.
 pub async fn moved(
     overlay: &Overlay,

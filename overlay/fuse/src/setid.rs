@@ -48,7 +48,7 @@ async fn has_capabilities(overlay: &Overlay, ino: Ino) -> Result<bool> {
 /// Removes the capabilities of a file.
 pub async fn clear_capabilities(overlay: &Overlay, ino: Ino) -> Result<()> {
     if has_capabilities(overlay, ino).await? {
-        overlay.remove_xattr(ino, CAPABILITIES).await?;
+        overlay.remove_xattr(ino, CAPABILITIES, ROOT).await?;
     }
     Ok(())
 }

@@ -61,8 +61,10 @@ impl<'a> FileFacts<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NeededFacts {
     pub storage_pool: bool,
-    /// Its size, and when it was written.
+    /// Its size, or when it was written.
     pub content: bool,
+    /// When it was written: this fact changes while nothing happens.
+    pub age: bool,
     pub jobs: bool,
 }
 
@@ -185,6 +187,7 @@ impl Conditions {
         NeededFacts {
             storage_pool: self.storage_pools.is_some(),
             content: self.size.is_some() || self.written_ago.is_some(),
+            age: self.written_ago.is_some(),
             jobs: self.jobs.is_some() || self.profiles.is_some(),
         }
     }

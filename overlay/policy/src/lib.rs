@@ -30,7 +30,7 @@ use forebay_backends::{Error, PoolPath, Result};
 pub use conditions::{Accounts, Context, FileFacts, JobFacts, NeededFacts, NoAccounts};
 use conditions::{CONDITIONS, Conditions};
 pub use diff::{PolicyDifference, TakesEffect};
-pub use directory::{DIRECTORY_POLICY_XATTR, DirectoryPolicy};
+pub use directory::{DIRECTORY_POLICY_MAX, DIRECTORY_POLICY_XATTR, DirectoryPolicy};
 pub use document::Place;
 use document::{PolicyFields, PolicySource, invalid};
 pub use files::{FILES_MAX, PolicyFile, PolicyFiles, includes};
@@ -170,6 +170,7 @@ impl Policy {
             let needed = rule.conditions.needed();
             policy.needed.storage_pool |= needed.storage_pool;
             policy.needed.content |= needed.content;
+            policy.needed.age |= needed.age;
             policy.needed.jobs |= needed.jobs;
         }
         Ok(policy)
@@ -261,6 +262,19 @@ impl Policy {
         let mut settings = self.rules.iter().flat_map(|rule| &rule.settings);
         let by_owner = self.mount.allowed.contains(&SettingName::Read);
         by_owner || self.default.read == read || settings.any(|(setting, _)| *setting == PathSetting::Read(read))
+    }
+
+    /// Returns whether any file may be flushed before `close` returns. Which files are is known only at the close: sizes,
+    /// jobs and names change while a file is open.
+    pub fn may_flush_on_close(&self) -> bool {
+        let set = |setting: &PathSetting| match setting {
+            PathSetting::Flush(flush) => *flush == FlushPolicy::OnClose,
+            PathSetting::Write(write) => matches!(write, Write::Through | Write::Around),
+            _ => false,
+        };
+        let by_owner = [SettingName::Flush, SettingName::Write].iter().any(|name| self.mount.allowed.contains(name));
+        let mut settings = self.default_settings.iter().chain(self.rules.iter().flat_map(|rule| &rule.settings));
+        by_owner || settings.any(|(setting, _)| set(setting))
     }
 
     /// Returns the given name of a storage pool.

@@ -130,6 +130,11 @@ impl PathPolicy {
         }
     }
 
+    /// Returns whether the pool has what is written when `close` returns, whatever `flush` says.
+    pub fn goes_through(&self) -> bool {
+        matches!(self.write, Write::Through | Write::Around)
+    }
+
     /// Returns the value of a setting, as a policy file spells it.
     pub fn value(&self, name: SettingName) -> String {
         match name {

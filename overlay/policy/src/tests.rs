@@ -151,8 +151,12 @@ fn wakeups_may_be_bounded_or_not() {
 fn directories_may_set_what_the_site_allows() {
     let policy = Policy::parse("[allow]\nsettings = [\"flush\", \"read\"]\n").unwrap();
     assert!(policy.uniform().is_none());
-    let mine = policy.parse_directory("flush = \"on-close\"").unwrap();
-    assert!(policy.parse_directory("flush = \"idle:36500d\"").is_ok());
+    let parsed = |value: &str| {
+        let parsed = DirectoryPolicy::parse(value.as_bytes())?;
+        policy.check_directory(&parsed).map(|()| parsed)
+    };
+    let mine = parsed("flush = \"on-close\"").unwrap();
+    assert!(parsed("flush = \"idle:36500d\"").is_ok());
     let path = PoolPath::parse("d").unwrap();
     let mut verdict = policy.explain(&FileFacts::of_path(&path));
     mine.apply_to(&mut verdict, &path);
@@ -164,9 +168,33 @@ fn directories_may_set_what_the_site_allows() {
         ("flush", "1:"),
         ("paths = \"x\"", "no `paths`"),
         ("flush = \"idle:18446744073709s\"", "at most 36500d"),
+        (&format!("flush = \"manual\" # {}", "x".repeat(DIRECTORY_POLICY_MAX)), "at most 4096 bytes"),
     ] {
-        let error = policy.parse_directory(value).unwrap_err().to_string();
+        let error = parsed(value).unwrap_err().to_string();
         assert!(error.contains(needle) && error.starts_with(DIRECTORY_POLICY_XATTR), "{error}");
+    }
+    let longest = format!("flush = \"manual\" # {}", "x".repeat(DIRECTORY_POLICY_MAX));
+    assert!(parsed(&longest[..DIRECTORY_POLICY_MAX]).is_ok());
+}
+
+#[test]
+fn a_close_may_wait_if_any_setting_says_so() {
+    let may = |text: &str| Policy::parse(text).unwrap().may_flush_on_close();
+    for waits in [
+        "[default]\nflush = \"on-close\"\n",
+        "[default]\nwrite = \"through\"\n",
+        "[[rule]]\nsize = \"1MiB..\"\nflush = \"on-close\"\n",
+        "[[rule]]\njob = \"train*\"\nwrite = \"around\"\n",
+        "[allow]\nsettings = [\"flush\"]\n",
+        "[allow]\nsettings = [\"write\"]\n",
+    ] {
+        assert!(may(waits), "{waits}");
+    }
+    for never in [
+        "",
+        "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"a\"\nwrite = \"local\"\n[allow]\nsettings = [\"read\"]\n",
+    ] {
+        assert!(!may(never), "{never}");
     }
 }
 

@@ -159,7 +159,7 @@ impl Run {
         let Some((id, ino)) = self.target(at)? else { return Ok(()) };
         let name = XATTRS[name as usize];
         let overlay = self.overlay();
-        let got = self.machine.run(overlay.remove_xattr(ino, name));
+        let got = self.machine.run(overlay.remove_xattr(ino, name, CALLER));
         let known = self.model.node(id).xattrs.contains_key(name);
         let right = if known { Ok(()) } else { Err(vec![libc::ENODATA]) };
         if self.judge(got, right)?.is_some() {

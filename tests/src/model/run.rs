@@ -161,7 +161,7 @@ impl Run {
                 (self.machine.config.flushing, self.machine.config.reading) = (flushing, reading);
                 let policy = self.machine.policy();
                 let overlay = self.overlay();
-                self.machine.run(async { overlay.set_policy(policy) });
+                self.machine.run(overlay.set_policy(policy));
                 self.outdated |= self.shared();
             }
             Op::Crash => self.crash()?,

@@ -18,8 +18,10 @@ pub async fn carry_out(overlay: &Overlay, verb: PolicyVerb, pool: &str, runtime:
         PolicyVerb::Apply { files, dry_run } => {
             let files = policy_files::from_wire(files);
             let (policy, accounts) = policy_files::compile_with(&files, pool, &NamedAccounts::default())?;
+            // From the effect on, so that it is that of this policy on the one that it replaces.
+            let change = if dry_run { None } else { Some(overlay.begin_policy_change().await) };
             let effect = overlay.policy_effect(policy).await?;
-            if !dry_run {
+            if let Some(change) = change {
                 let applied = AppliedPolicy { files, accounts };
                 let text = serde_json::to_vec(&applied).map_err(|e| Failure::usage(e.to_string()))?;
                 let (policy, _) = policy_files::compile_with(&applied.files, pool, &applied.accounts)?;
@@ -27,7 +29,7 @@ pub async fn carry_out(overlay: &Overlay, verb: PolicyVerb, pool: &str, runtime:
                 runtime
                     .replace(&runtime.dir().join(APPLIED), &text)
                     .map_err(|e| Failure::io("the policy cannot be kept for a restart of the daemon", &e))?;
-                overlay.set_policy(policy);
+                change.put_into_force(policy);
                 tracing::info!("another policy is in force: {} differences", effect.differences.len());
             }
             Ok(Reply::PolicyEffect(Box::new(effect)))

@@ -134,6 +134,11 @@ impl Inner {
         {
             return Ok(());
         }
+        let needed = self.policy().needed();
+        if needed.content || needed.jobs {
+            // It has another size, and jobs use it that its creation did not know.
+            self.rules_of_file_may_differ(node.ino);
+        }
         self.flusher.bell.notify_one();
         if self.store.budget.above(self.policy().space.high_watermark) > 0 {
             self.flusher.bell.notify_one();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{Content, ContentId, Stamp};
-use forebay_policy::{FlushPolicy, PathPolicy, Read, Write};
+use forebay_policy::{PathPolicy, Read};
 
 use super::super::coherence::Age;
 use super::super::{CachedPages, Inner, Ino, Opened, Overlay, Txn, blocking, is_writable};
@@ -201,9 +201,9 @@ impl Inner {
     /// Counts an open. Returns `None` if the content was evicted meanwhile and must be fetched again.
     fn register_open(self: &Arc<Self>, node: &Arc<Node>, flags: i32, policy: &PathPolicy) -> Result<Option<Opened>> {
         let write = is_writable(flags);
-        let no_flush = !(write || flags & libc::O_TRUNC != 0) || policy.flush() != FlushPolicy::OnClose;
+        let no_flush = !(write || flags & libc::O_TRUNC != 0) || !self.policy().may_flush_on_close();
         // What a program writes past the daemon cannot be written through when the fast pool is full.
-        let stays = matches!(policy.write, Write::Back | Write::Local);
+        let stays = !policy.goes_through();
         let mut state = node.state.lock();
         check_has_names(node, &state)?;
         let resident = match state.record.file.is_whole() {

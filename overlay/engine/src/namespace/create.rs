@@ -5,7 +5,6 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 use forebay_cache::ContentId;
 use forebay_catalog::{ContentRecord, DirtyAttrs, FileState, InodeRecord, ListingState, Xattrs};
-use forebay_policy::FlushPolicy;
 use forebay_system::clock::{stamp_now, unix_now};
 
 use super::super::{CachedPages, Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
@@ -97,7 +96,9 @@ impl Overlay {
         let inner = &self.inner;
         let node = inner.node(ino)?;
         let entry = inner.counted_entry(ino)?;
-        let no_flush = inner.policy_of(&node).flush() != FlushPolicy::OnClose;
+        let no_flush = !is_writable(flags) || !inner.policy().may_flush_on_close();
+        // What a program writes past the daemon cannot be written through when the fast pool is full.
+        let stays = !inner.policy_of(&node).goes_through();
         let mut state = node.state.lock();
         let content = match inner.content(ino, &mut state) {
             Ok(content) => content,
@@ -107,7 +108,7 @@ impl Overlay {
                 return Err(error);
             }
         };
-        let bypasses = !is_writable(flags) || inner.may_bypass(FileOwner::of(&state.record));
+        let bypasses = !is_writable(flags) || (stays && inner.may_bypass(FileOwner::of(&state.record)));
         inner.count_open(ino, &mut state, flags, bypasses);
         if bypasses {
             state.opens.note_passthrough();
@@ -153,6 +154,8 @@ impl Overlay {
         txn.show(parent, name, Some((ino, kind)))?;
         txn.touch_dir(parent, 0)?;
         txn.commit()?;
+        // A file that was local may not be so under the new name.
+        inner.rules_of_file_may_differ(ino);
         inner.flusher.bell.notify_one();
         inner.counted_entry(ino)
     }

@@ -50,7 +50,7 @@ impl Inner {
         Ok(entries)
     }
 
-    pub(super) fn is_empty_dir(&self, dir: Ino) -> Result<bool> {
+    pub(crate) fn is_empty_dir(&self, dir: Ino) -> Result<bool> {
         let mut empty = true;
         self.catalog.names(dir, |_, record| {
             empty = record.here.is_none();

@@ -21,7 +21,12 @@ impl Overlay {
         }
         inner.take_name(&mut txn, parent, name, ino)?;
         txn.touch_dir(parent, 0)?;
+        let has_other_names = !txn.record(ino)?.links.is_empty();
         txn.commit()?;
+        if has_other_names {
+            // Another name decides now which rules hold for it.
+            inner.rules_of_file_may_differ(ino);
+        }
         inner.flusher.bell.notify_one();
         Ok(())
     }
@@ -46,7 +51,7 @@ impl Overlay {
 
 impl Inner {
     /// Checks that a directory may be removed or replaced. Its names are listed first, to know that it is empty.
-    pub(super) async fn check_dir_can_go(&self, ino: Ino) -> Result<()> {
+    pub(crate) async fn check_dir_can_go(&self, ino: Ino) -> Result<()> {
         self.ensure_listed(ino).await?;
         if !self.is_empty_dir(ino)? {
             return Err(not_empty(self.display(ino).as_bytes()));
@@ -55,7 +60,7 @@ impl Inner {
     }
 
     /// Removes a name from the inode that it stands for now.
-    pub(super) fn take_name(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
+    pub(crate) fn take_name(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], ino: Ino) -> Result<()> {
         txn.live_dir(parent)?;
         let was = txn.name(parent, name)?;
         if was.here_ino() != Some(ino) {

@@ -59,6 +59,7 @@ impl Txn<'_> {
         let rights = (record.mode, record.uid, record.gid);
         take(record);
         let same = rights == (record.mode, record.uid, record.gid);
+        let has_same_owner = (rights.1, rights.2) == (record.uid, record.gid);
         let known = |wanted: &[u8]| {
             let xattrs = record.xattrs.as_ref()?;
             Some(xattrs.iter().find(|(name, _)| **name == *wanted).map(|(_, value)| value.clone()))
@@ -75,6 +76,10 @@ impl Txn<'_> {
         }
         if news.acl_before.is_none() {
             news.acl_before = acl;
+        }
+        if !has_same_owner {
+            let inner = self.inner();
+            self.on_commit(ino, move |_| inner.rules_of_file_may_differ(ino))?;
         }
         Ok(())
     }

@@ -48,6 +48,10 @@ impl Inner {
         if self.policy().needed().storage_pool && !self.knows_storage_pool(&node) {
             return Ok(Due::In(Lane::Later, AFTER_CLOSE));
         }
+        if !self.knows_directory_policies(&node) {
+            // The owner of a directory may have said that it does not go to the pool. The next round asks.
+            return Ok(Due::In(Lane::Later, AFTER_CLOSE));
+        }
         let policy = self.policy_of(&node);
         let queued = Duration::from_micros(self.catalog.queue_now().saturating_sub(entry.wait.since_us));
         let is_late = policy.flush_deadline.is_some_and(|deadline| queued >= deadline);

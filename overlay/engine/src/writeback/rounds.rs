@@ -17,13 +17,16 @@ use futures::FutureExt;
 use tokio::task::JoinSet;
 
 use super::due::{Due, LOOK_AGAIN, look_again_in};
+use super::manual_look::ManualLook;
+use super::notices::QueueNotices;
+use super::state::FactsNumber;
 use super::{CONCURRENCY, Failed};
 use crate::{Inner, Ino, Txn, blocking};
 
 /// Rounds that run at the same time.
 const ROUNDS: usize = 8;
 /// Intents of one round of first attempts.
-const ROUND: usize = 4096;
+pub(super) const ROUND: usize = 4096;
 /// Intents of one round of repeated attempts.
 const ROUND_AGAIN: usize = 512;
 /// Steps that a round may run at the same time at least, however many users there are.
@@ -38,8 +41,6 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LAST: Duration = Duration::from_secs(60);
 /// Entries that one batch requeues.
 const PLACES: usize = 256;
-/// The shortest time between two looks at the manual entries because names moved.
-const MANUAL_EVERY: Duration = Duration::from_secs(10);
 /// Files that are named for rounds without progress, in all.
 const STUCK_NAMED: usize = 20;
 /// The interval of log messages while rounds make no progress.
@@ -48,30 +49,6 @@ const STUCK_TOLD_EVERY: Duration = Duration::from_secs(60);
 const CURSORS: usize = 4096;
 /// A position is not remembered longer than this.
 const CURSORS_EVERY: Duration = Duration::from_secs(20);
-/// Closed files that are looked at earlier than planned, at most. Any further file is looked at when its time comes.
-const HASTENED: usize = 64 << 10;
-
-/// What other parts of the engine tell the queue.
-#[derive(Debug, Default)]
-pub(crate) struct QueueNotices {
-    /// Files that waited in the queue for the close of their last writer, which has come.
-    hastened: HashSet<Ino>,
-    /// Names moved: another rule of the policy may hold for what is below them.
-    moved: bool,
-    /// Another policy is in force.
-    policy_changed: bool,
-}
-
-impl QueueNotices {
-    /// Takes back what could not be done. What came meanwhile stays.
-    fn put_back(&mut self, undone: Self) {
-        self.moved |= undone.moved;
-        self.policy_changed |= undone.policy_changed;
-        let room = HASTENED.saturating_sub(self.hastened.len());
-        self.hastened.extend(undone.hastened.into_iter().take(room));
-    }
-}
-
 /// Lanes whose last round made no progress, with the reasons.
 #[derive(Debug, Default)]
 pub(crate) struct Stuck {
@@ -91,7 +68,6 @@ struct RoundEnd {
     stuck: Vec<String>,
 }
 
-#[derive(Default)]
 struct Rounds {
     /// How far each lane was emptied, so that a look does not go through deleted entries before that. Forgotten now and
     /// then, since an entry may be written later than its time.
@@ -99,33 +75,10 @@ struct Rounds {
     cursors_since: Option<Instant>,
     running: HashSet<LaneOf>,
     last: u32,
-    /// Where the look at manual entries goes on, for each user.
-    manual: Option<BTreeMap<u32, u64>>,
-    manual_looked: Option<Instant>,
+    manual: ManualLook,
 }
 
 impl Inner {
-    /// Notes that the last writer closed a file that the queue holds off until then.
-    pub(crate) fn hasten(&self, ino: Ino) {
-        let mut calls = self.flusher.calls.lock();
-        if calls.hastened.len() < HASTENED {
-            calls.hastened.insert(ino);
-        }
-    }
-
-    /// Notes that a name moved: another rule of the policy may flush what was not flushed before.
-    pub(crate) fn rules_may_differ(&self) {
-        if self.policy().uniform().is_none() {
-            self.flusher.calls.lock().moved = true;
-        }
-    }
-
-    /// Notes that another policy is in force: all entries get their times anew.
-    pub(crate) fn policy_changed(&self) {
-        self.flusher.calls.lock().policy_changed = true;
-        self.flusher.bell.notify_one();
-    }
-
     /// Returns why rounds made no progress, file by file.
     pub(crate) fn stuck(&self) -> Vec<String> {
         let stuck = self.flusher.stuck.lock();
@@ -135,7 +88,7 @@ impl Inner {
 
 /// Flushes by policy until the engine stops.
 pub(crate) async fn flush_loop(inner: Arc<Inner>) {
-    let mut rounds = Rounds { manual: Some(BTreeMap::new()), ..Rounds::default() };
+    let mut rounds = Rounds::after_start();
     let mut running = JoinSet::new();
     loop {
         if inner.policy().uniform().is_some_and(|policy| policy.flush() == FlushPolicy::Manual) {
@@ -151,6 +104,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
             }
         };
         let something = wait.is_some();
+        let until_aged = rounds.manual.until_aged(Instant::now()).filter(|_| inner.policy().needed().age);
         tokio::select! {
             Some(ended) = running.join_next() => match ended {
                 Ok(Ok(end)) => {
@@ -172,13 +126,23 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
             },
             () = inner.flusher.bell.notified() => {}
             () = inner.catalog.queued(), if !something => {}
-            () = tokio::time::sleep(wait.unwrap_or(LOOK_EVERY)), if something => {}
+            () = tokio::time::sleep(wait.or(until_aged).unwrap_or(LOOK_EVERY)), if something || until_aged.is_some() => {}
         }
         tokio::time::sleep(FLUSH_EVERY).await;
     }
 }
 
 impl Rounds {
+    fn after_start() -> Self {
+        Self {
+            cursors: HashMap::new(),
+            cursors_since: None,
+            running: HashSet::new(),
+            last: 0,
+            manual: ManualLook::after_start(),
+        }
+    }
+
     /// Begins rounds for what is due. Returns how long it is until something may be due again; `None`: nothing waits.
     async fn begin(
         &mut self,
@@ -238,12 +202,16 @@ impl Rounds {
 
     /// Does what other parts of the engine told the queue. After an error, it is to be done once more.
     async fn follow(&mut self, inner: &Arc<Inner>, notices: &QueueNotices) -> Result<()> {
-        if !notices.hastened.is_empty() {
-            let (again, hastened) = (inner.clone(), notices.hastened.clone());
-            blocking(move || again.hasten_all(hastened)).await?;
+        if !notices.hastened.is_empty() || !notices.doubtful.is_empty() {
+            let (again, hastened, doubtful) = (inner.clone(), notices.hastened.clone(), notices.doubtful.clone());
+            blocking(move || {
+                again.hasten_all(hastened)?;
+                again.look_at_doubtful(doubtful)
+            })
+            .await?;
         }
-        if (notices.moved || notices.policy_changed) && self.manual.is_none() {
-            self.manual = Some(BTreeMap::new());
+        if notices.moved || notices.policy_changed {
+            self.manual.want();
         }
         if notices.policy_changed {
             self.cursors.clear();
@@ -279,24 +247,19 @@ impl Rounds {
         }
     }
 
-    /// Goes through some of the manual entries: after the start, because the policy may be another one, and after names
-    /// moved. Returns whether there are more.
+    /// Goes through some of the manual entries: after the start, because the policy may be another one, after names moved,
+    /// and now and then if rules ask for the age of files. Returns whether there are more.
     async fn look_at_manual(&mut self, inner: &Arc<Inner>, heads: &[QueueSlot]) -> Result<bool> {
-        let Some(looked) = &mut self.manual else { return Ok(false) };
-        if looked.is_empty() && self.manual_looked.is_some_and(|at| at.elapsed() < MANUAL_EVERY) {
-            return Ok(true);
+        let users: Vec<u32> = heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user).collect();
+        if inner.policy().needed().age {
+            self.manual.want_for_age(Instant::now());
         }
-        let end = inner.catalog.queue_now();
-        let manual = heads.iter().filter(|head| head.lane == Lane::Manual).map(|head| head.user);
-        let next = manual.map(|user| (user, looked.get(&user).copied().unwrap_or(0))).find(|(_, from)| *from <= end);
-        let Some((user, from)) = next else {
-            self.manual = None;
-            self.manual_looked = Some(Instant::now());
-            return Ok(false);
+        let Some((user, from)) = self.manual.next(&users, inner.catalog.queue_now(), Instant::now()) else {
+            return Ok(self.manual.is_wanted());
         };
         let again = inner.clone();
         let until = blocking(move || again.look_at_manual(user, from)).await?;
-        looked.insert(user, until.unwrap_or(u64::MAX));
+        self.manual.looked(user, until.unwrap_or(u64::MAX));
         Ok(true)
     }
 }
@@ -306,13 +269,23 @@ impl Inner {
     async fn round(self: Arc<Self>, lane: LaneOf, from_us: u64, pressed: bool, steps: usize) -> Result<RoundEnd> {
         let now = self.catalog.queue_now();
         let again = self.clone();
-        let (due, until_us) = blocking(move || {
+        let (taken, unknown) = blocking(move || {
             let until = if pressed && lane.1 == Lane::Fresh { u64::MAX } else { now };
             let most = if lane.1 == Lane::Fresh { ROUND } else { ROUND_AGAIN };
             let taken = again.catalog.queue_take(lane.0, lane.1, from_us, until, most)?;
+            let unknown = again.directories_to_ask(taken.iter().map(|entry| &entry.intent));
+            Ok((taken, unknown))
+        })
+        .await?;
+        if let Err(error) = self.learn_directories(unknown).await {
+            // What is below them waits.
+            tracing::debug!(%error, "the policies of directories are not known");
+        }
+        let again = self.clone();
+        let (due, until_us) = blocking(move || {
             // Entries that come into the lane from now on have a later time than now.
             let until_us = taken.last().map_or(from_us, |entry| entry.slot.at_us.min(now));
-            let (mut due, mut places) = (Vec::new(), Vec::new());
+            let (mut due, mut places, facts) = (Vec::new(), Vec::new(), again.flusher.facts());
             for entry in taken {
                 match again.is_due(&entry, pressed) {
                     Ok(Due::Now) => due.push(entry),
@@ -323,7 +296,7 @@ impl Inner {
                     }
                 }
             }
-            again.give_places(places)?;
+            again.give_places(places, facts)?;
             again.order_by_priority(&mut due);
             Ok((due, until_us))
         })
@@ -370,7 +343,11 @@ impl Inner {
         Ok((done, stuck))
     }
 
-    fn give_places(&self, places: Vec<(Queued, Due)>) -> Result<()> {
+    /// Gives entries the places that were decided by these facts. If other facts are known by now, manual entries are looked
+    /// at once more: the look because of the new facts may have passed before.
+    pub(super) fn give_places(&self, places: Vec<(Queued, Due)>, facts: FactsNumber) -> Result<()> {
+        let manual = places.iter().filter(|(_, due)| *due == Due::Manual).map(|(entry, _)| entry.intent.clone());
+        let manual: Vec<Intent> = manual.collect();
         let placed = places.into_iter().map(|(entry, due)| {
             let place = match due {
                 Due::In(lane, wait) => QueueDestination::In(lane, wait),
@@ -379,7 +356,12 @@ impl Inner {
             };
             (entry, place)
         });
-        self.place_all(placed.collect())
+        self.place_all(placed.collect())?;
+        if self.flusher.facts() != facts {
+            let mut calls = self.flusher.calls.lock();
+            manual.into_iter().for_each(|intent| calls.doubt(intent));
+        }
+        Ok(())
     }
 
     fn place_all(&self, places: Vec<(Queued, QueueDestination)>) -> Result<()> {
@@ -462,7 +444,7 @@ impl Inner {
 
     /// Gives all entries that wait for their time the time that the policy in force says.
     fn look_at_waiting(&self) -> Result<()> {
-        let mut places = Vec::new();
+        let (mut places, facts) = (Vec::new(), self.flusher.facts());
         // In the order of the intents, which stays as it is while their times change.
         self.catalog.intents(|intent, _| {
             let entry = self.catalog.queued_as(&intent)?;
@@ -477,11 +459,11 @@ impl Inner {
                 subject.into_iter().for_each(|ino| self.table.drop_idle(ino));
             }
             if places.len() >= PLACES {
-                self.give_places(std::mem::take(&mut places))?;
+                self.give_places(std::mem::take(&mut places), facts)?;
             }
             Ok(true)
         })?;
-        self.give_places(places)
+        self.give_places(places, facts)
     }
 
     /// Puts entries of high priority first.
@@ -508,23 +490,6 @@ impl Inner {
         let node = self.subject_of(intent).and_then(|ino| self.node(ino).ok());
         node.map_or(LOOK_AGAIN, |node| look_again_in(self.policy_of(&node).flush()))
     }
-
-    /// Gives some manual entries of a user back to the queue, if the policy is no longer manual for them. Returns where
-    /// to go on.
-    fn look_at_manual(&self, user: u32, from_us: u64) -> Result<Option<u64>> {
-        let taken = self.catalog.queue_take(user, Lane::Manual, from_us, u64::MAX, ROUND)?;
-        let next = taken.last().filter(|_| taken.len() == ROUND).map(|entry| entry.slot.at_us.saturating_add(1));
-        let mut places = Vec::new();
-        for entry in taken {
-            match self.is_due(&entry, false) {
-                Ok(Due::Manual) | Err(_) => {}
-                Ok(Due::Now) => places.push((entry, Due::In(Lane::Fresh, Duration::ZERO))),
-                Ok(other) => places.push((entry, other)),
-            }
-        }
-        self.give_places(places)?;
-        Ok(next)
-    }
 }
 
 /// Where an entry of the queue goes.
@@ -536,21 +501,4 @@ enum QueueDestination {
     /// The pool has it; a program may still change it.
     Held(Duration),
     Failed,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn notices_that_could_not_be_followed_are_not_lost() {
-        let inos = |from: u64, to: u64| (from..to).map(Ino).collect();
-        let mut notices = QueueNotices { hastened: inos(0, 3), moved: false, policy_changed: false };
-        notices.put_back(QueueNotices { hastened: inos(2, 5), moved: true, policy_changed: true });
-        assert!(notices.moved && notices.policy_changed && notices.hastened == inos(0, 5));
-        notices.put_back(QueueNotices::default());
-        assert!(notices.moved && notices.policy_changed && notices.hastened.len() == 5);
-        notices.put_back(QueueNotices { hastened: inos(0, 2 * HASTENED as u64), ..QueueNotices::default() });
-        assert!(notices.hastened.len() <= HASTENED);
-    }
 }
