@@ -21,6 +21,7 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use self::conditions::Decision;
 pub(crate) use self::conditions::Validators;
 use self::open_files::{AnswerOrigin, Found, OpenFile, ServedFiles};
+pub(crate) use self::path::check_escapes;
 pub use self::path::{RequestPath, parse};
 pub(crate) use self::ranges::{Selection, Wanted};
 use crate::body::ReplyBody;

@@ -185,10 +185,12 @@ impl ReverseProxy {
         if self.origin.is_loop(request.headers()) {
             return reply::text(StatusCode::LOOP_DETECTED, "this request has come through this node already");
         }
-        if !origin::is_plain(request.uri().path()) {
-            return reply::text(StatusCode::BAD_REQUEST, "the path has dot segments or backslashes");
-        }
         let target = &origin::canonical(target);
+        // The canonical path is the one that the origin gets.
+        if !origin::is_plain(origin::path_of(target)) {
+            let why = "the path has dot segments, backslashes or escapes that are none";
+            return reply::text(StatusCode::BAD_REQUEST, why);
+        }
         let sender = Sender::of(request, client, is_ours);
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return self.change(request, target, sender).await;
@@ -253,7 +255,7 @@ impl ReverseProxy {
     /// Asks for a URL, and returns the bytes of its body once it is kept.
     ///
     /// # Errors
-    /// The status of the response that there is instead.
+    /// The status of the response that there is instead; 400 for a path that is not forwarded.
     pub async fn prefetch<T>(
         &self,
         target: &str,
@@ -261,6 +263,9 @@ impl ReverseProxy {
         client: &HttpClient,
     ) -> Result<u64, StatusCode> {
         let target = &origin::canonical(target);
+        if !origin::is_plain(origin::path_of(target)) {
+            return Err(StatusCode::BAD_REQUEST);
+        }
         let headers = Sender::of(request, client, true).forwarded(&self.origin, &HeaderMap::new());
         let (place, stored) = self.kept.store.find(target, &headers).await;
         if let Some(stored) = &stored

@@ -13,6 +13,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::head::end_to_end;
+use crate::content::check_escapes;
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -223,30 +224,41 @@ fn ends_chunked(headers: &HeaderMap) -> bool {
     coding.is_some_and(|coding| coding.trim().eq_ignore_ascii_case("chunked"))
 }
 
-/// Whether a path reaches the origin as it is. One with dot segments or backslashes may stand for another path there, also if
-/// they are escaped, or have parameters after a semicolon.
+/// Whether a path, in its canonical form, reaches the origin as it is. One with dot segments or backslashes may stand for
+/// another path there, also if they are escaped, or have parameters after a semicolon. So may one with an escape that is
+/// none: servers differ in what they take it for.
 pub fn is_plain(path: &str) -> bool {
     let bad = |part: &str| {
         let decoded: Vec<u8> = percent_decode_str(part).collect();
         let name = decoded.split(|byte| *byte == b';').next().unwrap_or_default();
         matches!(name, b"." | b"..") || decoded.contains(&b'\\') || decoded.contains(&0)
     };
-    path.starts_with('/') && !path.split('/').any(bad)
+    path.starts_with('/') && check_escapes(path).is_ok() && !path.split('/').any(bad)
 }
 
-/// Returns a target with escapes in their one form (RFC 3986, section 6.2.2): all such targets are the same.
+/// Returns the path of a target.
+pub fn path_of(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
+
+/// Returns a target with escapes in their one form (RFC 3986, section 6.2.2): all such targets are the same. The canonical
+/// form of a canonical target is the target itself.
 pub fn canonical(target: &str) -> String {
     let mut canonical = String::with_capacity(target.len());
     let mut rest = target;
     while let Some(at) = rest.find('%') {
         canonical.push_str(&rest[..at]);
-        let escape = rest.get(at + 1..at + 3).and_then(|digits| Some((digits, u8::from_str_radix(digits, 16).ok()?)));
+        let digits = rest.get(at + 1..at + 3).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let escape = digits.and_then(|digits| Some((digits, u8::from_str_radix(digits, 16).ok()?)));
         let Some((digits, byte)) = escape else {
             canonical.push('%');
             rest = &rest[at + 1..];
             continue;
         };
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        // Right after a percent sign that begins no escape, a decoded digit would make it begin one. An escape that is whole
+        // ends in two digits.
+        let would_escape = canonical.bytes().rev().take(2).any(|before| before == b'%');
+        if !would_escape && (byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)) {
             canonical.push(char::from(byte));
         } else {
             canonical.push('%');
@@ -327,6 +339,8 @@ impl OriginResponse {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -352,6 +366,10 @@ mod tests {
             "/a/.%2e;x/b",
             "/..%5cb",
             "/a%00",
+            "/a/%",
+            "/a/%zz",
+            "/a/%+f",
+            "/a/%%32e%%32e/b",
             "*",
             "",
         ] {
@@ -371,6 +389,37 @@ mod tests {
             [("/%61%2fb?%c3%A9=%7e", "/a%2Fb?%C3%A9=~"), ("/%", "/%"), ("/%zz%4", "/%zz%4"), ("/100%é", "/100%é")]
         {
             assert_eq!(canonical(target), expected);
+        }
+        assert_ne!(canonical("/%+f"), canonical("/%+F"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_canonical_target_has_no_other_form(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    4 => Just("%".to_owned()),
+                    2 => "[0-9a-gA-G+]",
+                    2 => any::<u8>().prop_map(|byte| format!("%{byte:02x}")),
+                    2 => (b'0'..=b'9').prop_map(|digit| format!("%{digit:02X}")),
+                    1 => Just("é".to_owned()),
+                    1 => Just("/.".to_owned()),
+                ],
+                0..12,
+            ),
+        ) {
+            let target = parts.concat();
+            let once = canonical(&target);
+            prop_assert_eq!(canonical(&once), once.clone(), "{}", target);
+            // A path that is plain is the same path for a server, however it reads escapes.
+            let path = format!("/{once}");
+            if is_plain(&path) {
+                let mut url = Url::parse("http://host").unwrap();
+                url.set_path(&path);
+                prop_assert_eq!(url.path().split('/').count(), path.split('/').count(), "{}", target);
+            }
         }
     }
 
