@@ -1,10 +1,13 @@
 //! A cache node as a reverse proxy: what no client gets, and what no client may keep from the others.
 
-use forebay_tests::cache_node::Node;
-use forebay_tests::mount::Place;
-use forebay_tests::servers::origin::slow_origin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use forebay_tests::cache_node::Node;
+use forebay_tests::mount::Place;
+use forebay_tests::process::wait_until;
+use forebay_tests::servers::origin::slow_origin;
 
 #[test]
 fn a_path_that_the_origin_would_read_as_another_one_is_refused() {
@@ -32,4 +35,34 @@ fn a_path_that_the_origin_would_read_as_another_one_is_refused() {
     // A query is for the origin alone to read.
     assert_eq!(node.get("/public/x?100%", &[]).status, 200);
     assert_eq!(*asked.lock().unwrap(), ["get /public/x?100% http/1.1"]);
+}
+
+#[test]
+fn a_confirmation_for_one_client_does_not_count_for_the_others() {
+    let is_restricted = Arc::new(AtomicBool::new(false));
+    let restricted = is_restricted.clone();
+    let url = slow_origin(Duration::ZERO, move |head| {
+        let is_authorized = head.contains("authorization: basic");
+        let (status, age, body) = match restricted.load(Ordering::SeqCst) {
+            true if !is_authorized => ("401 Unauthorized", 0, "no"),
+            true if head.contains("if-none-match: \"a\"") => ("304 Not Modified", 3600, ""),
+            true => ("200 OK", 3600, "page"),
+            false => ("200 OK", 1, "page"),
+        };
+        let length = if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
+        format!(
+            "HTTP/1.1 {status}\r\netag: \"a\"\r\ncache-control: max-age={age}\r\n{length}connection: close\r\n\r\n{body}"
+        )
+    });
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy"]);
+    let kept = || node.get("/f", &["-H", "Cache-Control: only-if-cached"]).status;
+    wait_until("it is kept", || node.get("/f", &[]).header("cache-status").starts_with("forebay; hit"));
+    is_restricted.store(true, Ordering::SeqCst);
+    wait_until("it is stale", || kept() == 504);
+    let got = node.get("/f", &["-u", "user:password"]);
+    assert_eq!((got.status, &got.body[..]), (200, &b"page"[..]), "{}", got.head);
+    assert_eq!(kept(), 504);
+    let got = node.get("/f", &[]);
+    assert_eq!(got.status, 401, "{}", got.head);
 }

@@ -149,7 +149,8 @@ impl Flight {
         if let (Some(stored), Ok(response)) = (&question.stored, &answer)
             && response.head.status == StatusCode::NOT_MODIFIED
         {
-            let confirmed = stored.head.confirmed(&response.head, response.asked);
+            let authorized = question.headers.contains_key(header::AUTHORIZATION);
+            let confirmed = stored.head.confirmed(&response.head, response.asked, authorized);
             match confirmed.filter(|head| Freshness::of(head, store.options()).is_storable()) {
                 Some(head) => {
                     let confirmed = store.confirm(stored, head).await;
@@ -158,7 +159,7 @@ impl Flight {
                     }
                     return stage.tell(Stage::Confirmed(confirmed));
                 }
-                // It confirms something else. Ask for all of it.
+                // It confirms something else, or for this client alone. Ask for all of it.
                 None => {
                     without_conditions(&mut headers);
                     answer = ask(&origin, &question.target, headers).await;
