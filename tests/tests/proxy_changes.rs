@@ -16,7 +16,8 @@ use forebay_tests::mount::{COMMAND, Place};
 use forebay_tests::process::{self, wait_until};
 use forebay_tests::servers::origin::slow_origin;
 
-/// An origin with one page for all paths, which says its version. Each request that is no GET makes the next version.
+/// An origin with one page for all paths, which says its version. Each request that is no GET makes the next version, unless
+/// it is refused.
 #[derive(Clone, Default)]
 struct PageOrigin {
     version: Arc<AtomicUsize>,
@@ -49,9 +50,25 @@ impl PageOrigin {
     fn answer(&self, mut to: impl Write, line: &str, headers: &str, waiting: usize) -> std::io::Result<()> {
         let request = line.rsplit_once(' ').unwrap_or_default().0.to_owned();
         if !request.starts_with("GET ") {
-            self.requests.lock().unwrap().push(request);
-            self.change();
-            return to.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n");
+            let times = {
+                let mut requests = self.requests.lock().unwrap();
+                requests.push(request.clone());
+                requests.iter().filter(|one| **one == request).count()
+            };
+            let status = match (&*request, times) {
+                ("DELETE /refused", _) => "403 Forbidden\r\ncontent-length: 0",
+                // The first one takes effect, and its answer is lost.
+                ("DELETE /lost", 2..) => "404 Not Found\r\ncontent-length: 0",
+                ("DELETE /fails", _) => "500 Internal Server Error\r\ncontent-length: 0",
+                _ => "204 No Content",
+            };
+            if !status.starts_with('4') {
+                self.change();
+            }
+            if request == "DELETE /lost" && times == 1 {
+                return Ok(());
+            }
+            return to.write_all(format!("HTTP/1.1 {status}\r\nconnection: close\r\n\r\n").as_bytes());
         }
         let page = format!("{:<1000}", self.page());
         let (first, rest) = page.split_at(500);
@@ -142,6 +159,24 @@ fn a_change_needs_a_token_that_may_manage() {
     assert_eq!(origin.requests().iter().filter(|request| request.starts_with("DELETE /")).count(), 2);
     // What a client asks before a request of another origin is no change.
     assert_eq!(node.get("/f", &["-X", "OPTIONS", READER[0], READER[1]]).status, 204);
+}
+
+#[test]
+fn a_change_that_may_have_taken_effect_outdates_a_response() {
+    let (origin, url) = PageOrigin::start(FRESH, 0);
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes"]);
+    let is_hit = |path: &str| node.get(path, &[]).header("cache-status").starts_with("forebay; hit");
+    for (path, status, times) in [("/lost", 404, 2), ("/fails", 500, 1), ("/refused", 403, 1)] {
+        wait_until("it is kept", || is_hit(path));
+        assert_eq!(node.get(path, &["-X", "DELETE"]).status, status, "{path}");
+        let asked = format!("DELETE {path}");
+        assert_eq!(origin.requests().iter().filter(|request| **request == asked).count(), times, "{path}");
+        match status {
+            403 => assert!(is_hit(path), "nothing has changed"),
+            _ => origin.assert_served(&node, path),
+        }
+    }
 }
 
 #[test]

@@ -224,8 +224,7 @@ impl ReverseProxy {
         let (origin, kept, target) = (self.origin.clone(), self.kept.clone(), target.to_owned());
         let task = async move {
             let answer = origin.send(asked).await;
-            let refused = |status: StatusCode| status.is_client_error() || status.is_server_error();
-            if is_safe || answer.as_ref().is_ok_and(|answer| refused(answer.head.status)) {
+            if is_safe || answer.as_ref().is_ok_and(OriginResponse::has_changed_nothing) {
                 return answer;
             }
             let none = HeaderMap::new();

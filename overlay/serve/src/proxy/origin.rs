@@ -90,6 +90,8 @@ pub struct OriginResponse {
     pub asked: SystemTime,
     /// Its end is told, so that a body that breaks off is seen.
     pub is_delimited: bool,
+    /// It answers a second request: the connection broke after the first one, which may have taken effect.
+    pub is_repeated: bool,
     body: reqwest::Response,
 }
 
@@ -196,11 +198,11 @@ impl OriginServer {
         let answer = async {
             match (asking.send().await, again) {
                 // The origin may have closed a connection that was idle, just as the request went out.
-                (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => again.send().await,
-                (answer, _) => answer,
+                (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => (again.send().await, true),
+                (answer, _) => (answer, false),
             }
         };
-        let body = tokio::time::timeout(SILENCE, answer).await.map_err(|_| silence())?;
+        let (body, is_repeated) = tokio::time::timeout(SILENCE, answer).await.map_err(|_| silence())?;
         let body = body.map_err(|error| no_answer(&error))?;
         let (mut head, ()) = http::Response::new(()).into_parts();
         (head.status, head.headers) = (body.status(), body.headers().clone());
@@ -213,7 +215,7 @@ impl OriginServer {
             // Then it does not count (RFC 9112, section 6.3).
             head.headers.remove(header::CONTENT_LENGTH);
         }
-        Ok(OriginResponse { head, length, asked, is_delimited, body })
+        Ok(OriginResponse { head, length, asked, is_delimited, is_repeated, body })
     }
 }
 
@@ -327,6 +329,12 @@ impl OriginResponse {
                 Ok(Err(error)) => return Err(no_answer(&error)),
             }
         }
+    }
+
+    /// Whether the request has certainly changed nothing. An error of the origin may come after a part of the work. So may the
+    /// refusal of a repeated request: its first one may be the reason.
+    pub fn has_changed_nothing(&self) -> bool {
+        self.head.status.is_client_error() && !self.is_repeated
     }
 
     pub fn into_pieces(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
