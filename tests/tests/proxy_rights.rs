@@ -1,5 +1,7 @@
 //! A cache node as a reverse proxy: what no client gets, and what no client may keep from the others.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -65,4 +67,34 @@ fn a_confirmation_for_one_client_does_not_count_for_the_others() {
     assert_eq!(kept(), 504);
     let got = node.get("/f", &[]);
     assert_eq!(got.status, 401, "{}", got.head);
+}
+
+#[test]
+fn slow_readers_do_not_keep_other_responses_from_being_kept() {
+    const MIB: usize = 1 << 20;
+    // Two of them take nearly all the room for what is coming, which is half of the limit.
+    let url = slow_origin(Duration::ZERO, |head| {
+        let length = if head.starts_with("get /large") { 15 * MIB } else { 3 * MIB };
+        let body = "x".repeat(length);
+        format!(
+            "HTTP/1.1 200 OK\r\ncache-control: max-age=3600\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        )
+    });
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--limit", "64M"]);
+    let is_hit = |path: &str| node.get(path, &["-r", "0-9"]).header("cache-status").starts_with("forebay; hit");
+    let slow = ["/large/1", "/large/2"].map(|path| {
+        let mut stream = TcpStream::connect(node.address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        stream.read_exact(&mut vec![0; MIB]).unwrap();
+        wait_until("all of it has come", || is_hit(path));
+        stream
+    });
+    let got = node.get("/small", &[]);
+    assert_eq!((got.header("cache-status"), got.body.len()), ("forebay; fwd=uri-miss; stored", 3 * MIB));
+    wait_until("it is kept", || is_hit("/small"));
+    // They still get all of it.
+    for mut stream in slow {
+        stream.read_exact(&mut vec![0; 14 * MIB]).unwrap();
+    }
 }

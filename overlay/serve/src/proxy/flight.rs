@@ -20,7 +20,7 @@ use tokio::sync::{oneshot, watch};
 use super::freshness::{Freshness, Use};
 use super::head::{ResponseHead, said_of, vary_of};
 use super::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer, canonical, without_conditions};
-use super::store::{ComingRoom, ResponsePlace, ResponseStore, Stored, Unfinished};
+use super::store::{ResponsePlace, ResponseStore, Stored, Unfinished};
 use super::tail::{Tail, TailBytes};
 
 /// One read of what was written.
@@ -53,7 +53,6 @@ pub struct Coming {
     file: Mutex<Option<Arc<Unfinished>>>,
     largest: u64,
     tail: Tail,
-    _room: ComingRoom,
     progress: watch::Sender<BodyProgress>,
 }
 
@@ -243,10 +242,10 @@ impl Flight {
         if !fresh.is_storable() || !response.is_delimited {
             return None;
         }
-        let room = store.room_for(response.length)?;
+        let room = Some(store.room_for(response.length)?);
         let begun = async {
             if names.is_empty() {
-                return store.begin(ResponsePlace::of(&question.target)).await;
+                return store.begin(ResponsePlace::of(&question.target), room).await;
             }
             let number = since.unwrap_or_else(rand::random);
             let place = ResponsePlace::of_variant(&question.target, number, &head.varied);
@@ -254,7 +253,7 @@ impl Flight {
             if since.is_none() {
                 store.mark(&question.target, &names, number).await?;
             }
-            store.begin(place).await
+            store.begin(place, room).await
         };
         match begun.await {
             Ok(file) => Some(Coming {
@@ -264,7 +263,6 @@ impl Flight {
                 file: Mutex::new(Some(Arc::new(file))),
                 largest: store.largest(),
                 tail: Tail::new(store.tails()),
-                _room: room,
                 progress: watch::Sender::new(BodyProgress { bytes: 0, end: BodyEnd::NotYet, is_passed_on: false }),
             }),
             Err(e) => {

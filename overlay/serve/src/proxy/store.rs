@@ -130,6 +130,9 @@ pub struct Unfinished {
     pub place: ResponsePlace,
     file: NewFile,
     written: Mutex<WrittenBody>,
+    /// Until the file is closed: a response that is whole holds none of the room for those that are coming, however slowly
+    /// clients read it.
+    _room: Option<ComingRoom>,
 }
 
 /// What has been written of a body.
@@ -242,18 +245,18 @@ impl ResponseStore {
         let varied = names.iter().map(|name| (name.clone(), None)).collect();
         let head = ResponseHead { marks: Some(since), ..ResponseHead::new(&parts, varied, SystemTime::now()) };
         let removals = self.removals();
-        self.begin(ResponsePlace::of(target)).await?.finish(self, head, removals, || false).await?;
+        self.begin(ResponsePlace::of(target), None).await?.finish(self, head, removals, || false).await?;
         Ok(())
     }
 
-    /// Begins to write a response.
+    /// Begins to write a response. `room`: for its body, if it has one.
     ///
     /// # Errors
     /// Those of [`Overlay::make_file`].
-    pub async fn begin(&self, place: ResponsePlace) -> Result<Unfinished> {
+    pub async fn begin(&self, place: ResponsePlace, room: Option<ComingRoom>) -> Result<Unfinished> {
         let temporary = format!("{}{:032x}", self.temporary, rand::random::<u128>());
         let file = self.overlay.make_file(&place.dir, temporary.as_bytes()).await?;
-        Ok(Unfinished { place, file, written: Mutex::default() })
+        Ok(Unfinished { place, file, written: Mutex::default(), _room: room })
     }
 
     /// Keeps the new head of a response that the origin has confirmed.
