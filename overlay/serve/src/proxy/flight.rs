@@ -152,7 +152,7 @@ impl Flight {
             let confirmed = stored.head.confirmed(&response.head, response.asked, authorized);
             match confirmed.filter(|head| Freshness::of(head, store.options()).is_storable()) {
                 Some(head) => {
-                    let confirmed = store.confirm(stored, head).await;
+                    let confirmed = store.confirm(stored, head, || self.is_outdated()).await;
                     if self.is_outdated() {
                         store.remove(&confirmed.place).await;
                     }
