@@ -303,6 +303,9 @@ fn tokens_and_signed_urls_open_what_they_are_for() {
     let signed = sign("/other/f");
     assert_eq!(curl(&signed, &[]).body, b"two");
     assert_eq!(curl(&signed.replace("/other/", "/public/"), &[]).status, 403);
+    // A browser names the page from which it comes.
+    assert_eq!(node.get("/public/f", &[ci[0], ci[1], "-e", &signed]).status, 200);
+    assert_eq!(node.get("/public/f", &[ci[0], ci[1], "-e", "http://page/"]).status, 200);
     assert_eq!(node.get("/public/f?expires=99999999999&signature=00", &ci).status, 403);
 
     // An immutable file is asked about again only after a purge, which a reader may not do.
@@ -331,6 +334,7 @@ fn tokens_and_signed_urls_open_what_they_are_for() {
     let lines: Vec<serde_json::Value> = logged.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines.iter().any(|l| l["user"] == "ci" && l["status"] == 200 && l["bytes"] == 3), "{logged}");
     assert!(lines.iter().any(|l| l["target"].as_str().unwrap().starts_with("/other/f?expires=")), "{logged}");
+    assert!(lines.iter().any(|l| l["referer"] == "http://page/"), "{logged}");
     assert!(!logged.contains("signature=") && !logged.contains("horse"), "{logged}");
 }
 

@@ -174,6 +174,15 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
 
+/// Whether a text has a signed URL in it, perhaps escaped in the query of another URL. Such a URL is as good as a token until its
+/// time is over.
+pub(crate) fn has_signature(text: &[u8]) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["signature=", "signature%3d", "signature%253d"]
+        .iter()
+        .any(|sign| text.windows(sign.len()).any(|part| part == sign.as_bytes()))
+}
+
 /// The code of a path, as its bytes, and of the moment until which it may be read.
 fn mac(key: &[u8], path: &PoolPath, expires: u64) -> Hmac<Sha256> {
     // A key of any length is allowed.
@@ -284,6 +293,19 @@ mod tests {
         }
         let another = AccessRules::parse(&FILE.replace("a key of", "the key of")).unwrap();
         assert!(matches!(another.may_read(&none, &path("data/a b"), Some(&query), now), Verdict::Refused(_)));
+    }
+
+    #[test]
+    fn a_signed_url_is_seen_in_a_text() {
+        for text in [
+            "http://node/a?expires=1&signature=00",
+            "http://node/a?Signature=00",
+            "http://x/?to=http%3A%2F%2Fnode%2Fa%3Fsignature%3d00",
+            "http://y/?to=http%3A%2F%2Fx%2F%3Fto%3D..signature%253D00",
+        ] {
+            assert!(has_signature(text.as_bytes()), "{text}");
+        }
+        assert!(!has_signature(b"http://node/signature?of=1"));
     }
 
     #[test]

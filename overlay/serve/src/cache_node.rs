@@ -17,7 +17,7 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{AccessRules, Verdict};
+use crate::access::{AccessRules, Verdict, has_signature};
 use crate::access_log::{AccessLog, LogEntry};
 use crate::body::ReplyBody;
 use crate::cache_status::{self, ResponseCounters};
@@ -284,13 +284,12 @@ impl Door for CacheNode {
             client: client.address.ip(),
             user,
             method: request.method().to_string(),
-            // A signature is as good as a token until it expires.
             target: unsigned(request.uri()),
             protocol: protocol(request.version()),
             status: response.status().as_u16(),
             bytes: 0,
             duration: Duration::ZERO,
-            referer: text(header::REFERER),
+            referer: text(header::REFERER).filter(|text| !has_signature(text.as_bytes())),
             agent: text(header::USER_AGENT),
             cache_status: cache_status::told(&response).map(str::to_owned),
         };

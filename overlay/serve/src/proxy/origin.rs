@@ -13,6 +13,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::head::end_to_end;
+use crate::access::has_signature;
 use crate::content::check_escapes;
 
 /// How long a connection may take.
@@ -139,9 +140,7 @@ impl OriginServer {
         for name in misleading {
             forwarded.remove(name);
         }
-        // A URL that this node signed is as good as a token.
-        let signed = |value: &HeaderValue| value.as_bytes().windows(10).any(|part| part == b"signature=");
-        if forwarded.get(header::REFERER).is_some_and(signed) {
+        if forwarded.get_all(header::REFERER).iter().any(|value| has_signature(value.as_bytes())) {
             forwarded.remove(header::REFERER);
         }
         if let Some(addresses) = addresses {
