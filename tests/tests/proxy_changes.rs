@@ -141,9 +141,7 @@ fn a_change_needs_a_token_that_may_manage() {
     let place = Place::new();
     let access = access(&place);
     let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes", "--access", &access]);
-    let mut sign = Command::new(process::forebay());
-    sign.args(["sign-url", &node.url("/f"), "--access", &access, "--valid", "5m"]);
-    let signed = process::run(&mut sign, COMMAND).ok().out.trim().to_owned();
+    let signed = sign(&node, "/f", &access);
     assert_eq!((curl(&signed, &[]).status, node.get("/f", &READER).status), (200, 200));
     for method in ["PUT", "DELETE", "POST", "PATCH", "PROPFIND"] {
         let ask = |url: &str, token: &[&str]| curl(url, &[&["-X", method], token].concat()).status;
@@ -159,6 +157,37 @@ fn a_change_needs_a_token_that_may_manage() {
     assert_eq!(origin.requests().iter().filter(|request| request.starts_with("DELETE /")).count(), 2);
     // What a client asks before a request of another origin is no change.
     assert_eq!(node.get("/f", &["-X", "OPTIONS", READER[0], READER[1]]).status, 204);
+}
+
+fn sign(node: &Node, path: &str, access: &str) -> String {
+    let mut sign = Command::new(process::forebay());
+    sign.args(["sign-url", &node.url(path), "--access", access, "--valid", "5m"]);
+    process::run(&mut sign, COMMAND).ok().out.trim().to_owned()
+}
+
+#[test]
+fn a_signed_url_is_for_its_query_and_no_shared_cache_keeps_the_response() {
+    let (origin, url) = PageOrigin::start("cache-control: public, max-age=3600\r\n", 0);
+    let place = Place::new();
+    let access = access(&place);
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--access", &access]);
+    let (bare, with) = (sign(&node, "/get", &access), sign(&node, "/get?id=1", &access));
+    let got = curl(&with, &[]);
+    let left = got.header("cache-control").strip_prefix("private, max-age=").expect("it is for one client");
+    assert!(got.status == 200 && left.parse::<u64>().unwrap() <= 300, "{}", got.head);
+    assert_eq!(node.get("/get?id=1", &READER).header("cache-control"), "private, max-age=3600");
+    assert_eq!(curl(&bare, &[]).status, 200);
+    for forged in [format!("{bare}&id=2"), bare.replace('?', "?id=2&"), with.replace("id=1", "id=2")] {
+        assert_eq!(curl(&forged, &[]).status, 403, "{forged}");
+    }
+    let mut asked = origin.requests();
+    asked.sort_unstable();
+    asked.dedup();
+    assert_eq!(asked, ["GET /get", "GET /get?id=1"]);
+    // The node reads these parts of a query as a signature.
+    let mut sign = Command::new(process::forebay());
+    sign.args(["sign-url", &node.url("/get?expires=1"), "--access", &access]);
+    process::run(&mut sign, COMMAND).refused(2, &["expires"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The cache node: content, who may read it, and how often; health; purge and prefetch.
 
 mod management;
+mod restricted;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
@@ -14,9 +15,10 @@ use futures::FutureExt;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use tokio_util::sync::CancellationToken;
 
+use self::restricted::restrict;
 use crate::access::{AccessRules, Verdict, has_signature};
 use crate::access_log::{AccessLog, LogEntry};
 use crate::body::ReplyBody;
@@ -54,6 +56,16 @@ pub struct CacheNodeOptions {
     pub rate: Option<NonZeroU32>,
     pub log: Option<AccessLog>,
     pub counters: Arc<ResponseCounters>,
+}
+
+/// A request that may be answered.
+struct Admitted {
+    /// As a path of files. `None`: it need not be one.
+    path: Option<RequestPath>,
+    /// The name of the client's token.
+    user: Option<String>,
+    /// How long the client may read it, if that ends.
+    left: Option<Duration>,
 }
 
 enum NodeContent {
@@ -164,19 +176,36 @@ impl CacheNode {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
             return response;
         }
-        match &self.content {
-            NodeContent::Pool(content) => match self.allowed(request, user) {
-                Ok(parsed) => send(content, parsed, request, client).await,
-                Err(refused) => *refused,
-            },
-            NodeContent::Origin(proxy) => {
-                // A path of an origin may be one that no file has: it matters only if access depends on it.
-                let open = self.access.load().is_open();
-                if !open && let Err(refused) = self.allowed(request, user) {
-                    return *refused;
+        let access = self.access.load_full();
+        match self.admit(&access, request.method(), uri, request.headers()) {
+            Ok(admitted) => {
+                let left = admitted.left;
+                user.clone_from(&admitted.user);
+                let mut response = self.answer_admitted(request, client, admitted, access.is_open()).await;
+                if !access.is_open() {
+                    restrict(&mut response, left);
                 }
+                response
+            }
+            Err(refused) => *refused,
+        }
+    }
+
+    /// Answers from the content. `open`: every client may read it.
+    async fn answer_admitted(
+        &self,
+        request: &Request<RequestContent>,
+        client: &HttpClient,
+        admitted: Admitted,
+        open: bool,
+    ) -> Response<ReplyBody> {
+        let uri = request.uri();
+        match (&self.content, admitted.path) {
+            (NodeContent::Pool(content), Some(path)) => send(content, path, request, client).await,
+            (NodeContent::Pool(_), None) => reply::text(StatusCode::BAD_REQUEST, "the path is none of a file"),
+            (NodeContent::Origin(proxy), _) => {
                 let target = match open {
-                    true => uri.path_and_query().map_or(path, |target| target.as_str()).to_owned(),
+                    true => uri.path_and_query().map_or(uri.path(), |target| target.as_str()).to_owned(),
                     false => without_ours(uri),
                 };
                 proxy.answer(request, client, &target, !open).await
@@ -184,26 +213,30 @@ impl CacheNode {
         }
     }
 
-    /// Returns the path of a request, if its client may read it. For a change, its client needs a token that may manage: a
-    /// signed URL is for reading alone.
-    fn allowed(
+    /// Decides whether a client may have what it asks for. For a change, it needs a token that may manage: a signed URL is
+    /// for reading alone.
+    fn admit(
         &self,
-        request: &Request<RequestContent>,
-        user: &mut Option<String>,
-    ) -> Result<RequestPath, Box<Response<ReplyBody>>> {
-        let uri = request.uri();
+        access: &AccessRules,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Admitted, Box<Response<ReplyBody>>> {
+        let is_origin = matches!(self.content, NodeContent::Origin(_));
+        if is_origin && access.is_open() {
+            // A path of an origin may be one that no file has: it matters only if access depends on it.
+            return Ok(Admitted { path: None, user: None, left: None });
+        }
         let parsed = parse(uri.path()).map_err(|why| Box::new(reply::text(StatusCode::BAD_REQUEST, why)))?;
-        let access = self.access.load();
-        let is_change = self.forwards(request.method()) && request.method() != Method::OPTIONS;
-        let verdict = match is_change {
-            true => access.may_manage(request.headers(), &parsed.path),
-            false => access.may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()),
+        let verdict = match self.forwards(method) && method != Method::OPTIONS {
+            true => access.may_manage(headers, &parsed.path),
+            // Of a file, the query does not say what is read.
+            false => access.may_read(headers, &parsed.path, (uri.query(), is_origin), SystemTime::now()),
         };
         match verdict {
-            Verdict::Allowed { name } => *user = name,
-            refused => return Err(Box::new(unallowed(&refused))),
+            Verdict::Allowed { name, left } => Ok(Admitted { path: Some(parsed), user: name, left }),
+            refused => Err(Box::new(unallowed(&refused))),
         }
-        Ok(parsed)
     }
 
     /// Ready: requests can be answered from the fast pool, whether the pool answers or not.

@@ -9,7 +9,7 @@
 //! | `flight` | one question to the web server for all clients that wait for the answer |
 //! | `flight_list` | the flights under way |
 
-mod directives;
+pub(crate) mod directives;
 mod flight;
 mod flight_list;
 mod freshness;
