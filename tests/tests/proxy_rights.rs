@@ -1,12 +1,15 @@
 //! A cache node as a reverse proxy: what no client gets, and what no client may keep from the others.
 
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_tests::cache_node::Node;
+use forebay_tests::http;
 use forebay_tests::mount::Place;
 use forebay_tests::process::wait_until;
 use forebay_tests::servers::origin::slow_origin;
@@ -97,4 +100,35 @@ fn slow_readers_do_not_keep_other_responses_from_being_kept() {
     for mut stream in slow {
         stream.read_exact(&mut vec![0; 14 * MIB]).unwrap();
     }
+}
+
+#[test]
+fn content_of_a_client_without_a_token_is_not_waited_for() {
+    let url = slow_origin(Duration::ZERO, |head| {
+        assert!(head.starts_with("put /f "), "{head}");
+        "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".to_owned()
+    });
+    let place = Place::new();
+    let access = place.at("access.toml");
+    fs::write(&access, "[[token]]\nname = \"a\"\nsecret = \"0123456789abcdef\"\nadmin = true\n").unwrap();
+    fs::set_permissions(&access, Permissions::from_mode(0o600)).unwrap();
+    let words = ["--reverse-proxy", "--forward-changes", "--access", access.to_str().unwrap()];
+    let node = Node::start(&url, &place.fast(), &words);
+    // Most of the content does not come.
+    let ask = |line: &str, more: &str| {
+        let request = format!("{line} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: 8000000\r\n\r\nbegin");
+        http::exchange(node.address, &request).unwrap()
+    };
+    for (line, more, status) in [
+        ("PUT /f", "", 401),
+        ("PUT /f", "Authorization: Bearer another-secret-00\r\n", 401),
+        ("OPTIONS /f", "", 401),
+        // No request to the node itself has content.
+        ("POST /.forebay/purge/f", "Authorization: Bearer 0123456789abcdef\r\n", 400),
+    ] {
+        let got = ask(line, more);
+        assert!(got.status == status && got.head.contains("connection: close"), "{line} {more}: {}", got.head);
+    }
+    let token = ["-H", "Authorization: Bearer 0123456789abcdef"];
+    assert_eq!(node.get("/f", &["-X", "PUT", "-d", "content", token[0], token[1]]).status, 204);
 }

@@ -3,7 +3,7 @@
 mod management;
 mod restricted;
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -32,8 +32,8 @@ use crate::transport::Windows;
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 /// Requests of a client at once are no burst up to the number of this many seconds.
 const BURST_SECONDS: u32 = 2;
-/// Network prefix that stands for one IPv6 client: one user has that many addresses.
-const CLIENT_PREFIX_V6: u32 = 64;
+const HEALTH: &str = "/healthz";
+const READINESS: &str = "/readyz";
 /// Where management begins. No file of a pool has this name.
 const MANAGEMENT: &str = "/.forebay/";
 
@@ -147,17 +147,17 @@ impl CacheNode {
         let uri = request.uri();
         let path = uri.path();
         if let Some(refused) = request.body().refused() {
-            return refused;
+            return self.refuse_content(refused, request);
         }
         match path {
-            "/healthz" => return reply::text(StatusCode::OK, "alive"),
-            "/readyz" => return self.ready(),
+            HEALTH => return reply::text(StatusCode::OK, "alive"),
+            READINESS => return self.ready(),
             // RFC 9110: about the server as a whole.
             "*" if request.method() == Method::OPTIONS => return options(),
             _ => {}
         }
         if let Some(rates) = &self.rates
-            && let Err(until) = rates.check_key(&one_client(client.address.ip()))
+            && let Err(until) = rates.check_key(&client.one())
         {
             let wait = until.wait_time_from(governor::clock::Clock::now(&governor::clock::DefaultClock::default()));
             let mut response = reply::text(StatusCode::TOO_MANY_REQUESTS, "too many requests");
@@ -188,6 +188,26 @@ impl CacheNode {
                 response
             }
             Err(refused) => *refused,
+        }
+    }
+
+    /// Returns the last response of a connection whose request has content that is not taken. Of a client that may not send
+    /// any, because of what it lacks, the response says that.
+    fn refuse_content(
+        &self,
+        refused: Response<ReplyBody>,
+        request: &Request<RequestContent>,
+    ) -> Response<ReplyBody> {
+        if !self.forwards(request.method()) || is_of_node(request.uri().path()) {
+            return refused;
+        }
+        match self.admit(&self.access.load(), request.method(), request.uri(), request.headers()) {
+            Ok(_) => refused,
+            Err(mut response) => {
+                let ends = refused.headers().get(header::CONNECTION).cloned();
+                response.headers_mut().extend(ends.map(|ends| (header::CONNECTION, ends)));
+                *response
+            }
         }
     }
 
@@ -266,6 +286,11 @@ async fn send(
     content.answer(parsed, wish).await
 }
 
+/// Whether a path is none of the content: requests for it need none, either.
+fn is_of_node(path: &str) -> bool {
+    matches!(path, HEALTH | READINESS | "*") || path.starts_with(MANAGEMENT)
+}
+
 fn options() -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -284,21 +309,14 @@ fn unallowed(verdict: &Verdict) -> Response<ReplyBody> {
     }
 }
 
-/// The address that stands for one client.
-fn one_client(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let mask = u128::MAX << (128 - CLIENT_PREFIX_V6);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-        }
-        v4 => v4,
-    }
-}
-
 #[async_trait]
 impl Door for CacheNode {
     fn content_max(&self, head: &Parts) -> usize {
-        if self.forwards(&head.method) { FORWARDED_BYTES } else { 0 }
+        let is_forwarded = self.forwards(&head.method) && !is_of_node(head.uri.path());
+        match is_forwarded && self.admit(&self.access.load(), &head.method, &head.uri, &head.headers).is_ok() {
+            true => FORWARDED_BYTES,
+            false => 0,
+        }
     }
 
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {
@@ -373,12 +391,5 @@ mod tests {
         let forwarded = |text: &str| without_ours(&text.parse().unwrap());
         assert_eq!(forwarded("/a?expires=1&signature=abc&x=y"), "/a?x=y");
         assert_eq!(forwarded("/a?expires=1&x=y"), "/a?expires=1&x=y");
-    }
-
-    #[test]
-    fn one_client_is_an_address_or_a_network_of_its_own() {
-        let of = |text: &str| one_client(text.parse().unwrap()).to_string();
-        assert_eq!(of("::ffff:10.0.0.1"), "10.0.0.1");
-        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
     }
 }

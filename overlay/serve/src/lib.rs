@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `listener` | accepts connections, with TLS or without; limits; ends in good order |
 //! | `transport` | a connection that sends mapped content by `sendfile(2)`, and ends if its client takes nothing |
+//! | `content_turns` | how many requests have content in memory |
 //! | `http2_activity` | whether the client of an HTTP/2 connection takes or asks something |
 //! | `tls` | the certificate that clients see |
 //! | `body` | the bodies of responses |
@@ -24,6 +25,7 @@ mod body;
 mod cache_node;
 mod cache_status;
 mod content;
+mod content_turns;
 mod dashboard;
 mod http2_activity;
 mod kept_open;
