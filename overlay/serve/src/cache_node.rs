@@ -59,7 +59,7 @@ pub struct CacheNodeOptions {
 }
 
 /// A request that may be answered.
-struct Admitted {
+struct AdmittedRequest {
     /// As a path of files. `None`: it need not be one.
     path: Option<RequestPath>,
     /// The name of the client's token.
@@ -193,11 +193,7 @@ impl CacheNode {
 
     /// Returns the last response of a connection whose request has content that is not taken. Of a client that may not send
     /// any, because of what it lacks, the response says that.
-    fn refuse_content(
-        &self,
-        refused: Response<ReplyBody>,
-        request: &Request<RequestContent>,
-    ) -> Response<ReplyBody> {
+    fn refuse_content(&self, refused: Response<ReplyBody>, request: &Request<RequestContent>) -> Response<ReplyBody> {
         if !self.forwards(request.method()) || is_of_node(request.uri().path()) {
             return refused;
         }
@@ -216,7 +212,7 @@ impl CacheNode {
         &self,
         request: &Request<RequestContent>,
         client: &HttpClient,
-        admitted: Admitted,
+        admitted: AdmittedRequest,
         open: bool,
     ) -> Response<ReplyBody> {
         let uri = request.uri();
@@ -241,11 +237,11 @@ impl CacheNode {
         method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
-    ) -> Result<Admitted, Box<Response<ReplyBody>>> {
+    ) -> Result<AdmittedRequest, Box<Response<ReplyBody>>> {
         let is_origin = matches!(self.content, NodeContent::Origin(_));
         if is_origin && access.is_open() {
             // A path of an origin may be one that no file has: it matters only if access depends on it.
-            return Ok(Admitted { path: None, user: None, left: None });
+            return Ok(AdmittedRequest { path: None, user: None, left: None });
         }
         let parsed = parse(uri.path()).map_err(|why| Box::new(reply::text(StatusCode::BAD_REQUEST, why)))?;
         let verdict = match self.forwards(method) && method != Method::OPTIONS {
@@ -254,7 +250,7 @@ impl CacheNode {
             false => access.may_read(headers, &parsed.path, (uri.query(), is_origin), SystemTime::now()),
         };
         match verdict {
-            Verdict::Allowed { name, left } => Ok(Admitted { path: Some(parsed), user: name, left }),
+            Verdict::Allowed { name, left } => Ok(AdmittedRequest { path: Some(parsed), user: name, left }),
             refused => Err(Box::new(unallowed(&refused))),
         }
     }
@@ -282,6 +278,7 @@ async fn send(
         query: request.uri().query(),
         headers: request.headers(),
         windows,
+        budget: &client.budget,
     };
     content.answer(parsed, wish).await
 }

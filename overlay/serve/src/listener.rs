@@ -32,6 +32,7 @@ use super::body::ReplyBody;
 use super::content::reply::text;
 use super::content_turns::ContentTurns;
 use super::http2_activity::{Http2Activity, Http2End, Http2Patience};
+use super::send_budget::ResponseBudget;
 use super::transport::{Patient, Plain, Windows};
 
 /// The pause after a connection could not be accepted: probably the process is out of descriptors.
@@ -88,6 +89,8 @@ pub struct HttpClient {
     pub address: SocketAddr,
     /// Where mapped bodies can be lent to; `None` with TLS. Only HTTP/1.x responses may be lent.
     pub windows: Option<Windows>,
+    /// The room for pieces of the response.
+    pub(crate) budget: ResponseBudget,
 }
 
 impl HttpClient {
@@ -229,12 +232,12 @@ async fn connection(
     let ended = match tls {
         None => {
             let windows = Windows::default();
-            let client = HttpClient { address, windows: Some(windows.clone()) };
+            let client = HttpClient { address, windows: Some(windows.clone()), budget: ResponseBudget::default() };
             exchange(Plain::new(stream, windows), Spoken::Any, client, limits, stop, door).await
         }
         Some(tls) => match tokio::time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
-                let client = HttpClient { address, windows: None };
+                let client = HttpClient { address, windows: None, budget: ResponseBudget::default() };
                 let spoken = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Spoken::Http2,
                     _ => Spoken::Http1,
@@ -288,8 +291,11 @@ async fn exchange(
     let (within, activity) = (limits.head, Http2Activity::new());
     let watched = activity.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (door, client) = (door.clone(), client.clone());
+        let (door, mut client) = (door.clone(), client.clone());
         let open = (request.version() == Version::HTTP_2).then(|| watched.open());
+        if let Some(open) = &open {
+            client.budget = open.budget();
+        }
         async move {
             let (head, content) = request.into_parts();
             let most = door.content_max(&head);

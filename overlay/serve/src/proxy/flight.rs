@@ -22,9 +22,7 @@ use super::head::{ResponseHead, said_of, vary_of};
 use super::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer, canonical, without_conditions};
 use super::store::{ResponsePlace, ResponseStore, Stored, Unfinished};
 use super::tail::{Tail, TailBytes};
-
-/// One read of what was written.
-const PIECE_BYTES: u64 = 256 << 10;
+use crate::send_budget::ResponseBudget;
 
 /// How far a flight is.
 #[derive(Clone)]
@@ -392,10 +390,14 @@ impl Coming {
 
     /// Returns a part of the body, as it comes; `None` if its end is passed on already. A part without an end goes to the
     /// end of the body.
-    pub fn pieces(self: &Arc<Self>, part: Range<u64>) -> Option<impl Stream<Item = io::Result<Bytes>> + Send + use<>> {
+    pub fn pieces(
+        self: &Arc<Self>,
+        part: Range<u64>,
+        budget: &ResponseBudget,
+    ) -> Option<impl Stream<Item = io::Result<Bytes>> + Send + use<>> {
         let reader = BodyReader { number: self.tail.join(part.start)?, coming: self.clone() };
-        let progress = self.progress.subscribe();
-        Some(stream::try_unfold((reader, progress, part), |(reader, mut progress, part)| async move {
+        let from = (reader, self.progress.subscribe(), part, budget.clone());
+        Some(stream::try_unfold(from, |(reader, mut progress, part, budget)| async move {
             let coming = &reader.coming;
             if part.is_empty() {
                 return Ok(None);
@@ -411,15 +413,15 @@ impl Coming {
                     _ => Err(io::ErrorKind::UnexpectedEof.into()),
                 };
             }
-            let bytes = (there.bytes.min(part.end) - part.start).min(PIECE_BYTES);
-            let piece = coming.read(part.start, bytes as u32).await?;
+            let room = budget.room(there.bytes.min(part.end) - part.start).await;
+            let piece = coming.read(part.start, room.bytes()).await?;
             if piece.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             let rest = part.start + piece.len() as u64..part.end;
             coming.tail.moved_to(reader.number, rest.start);
             coming.release_stored();
-            Ok(Some((piece, (reader, progress, rest))))
+            Ok(Some((room.hold(piece), (reader, progress, rest, budget))))
         }))
     }
 }

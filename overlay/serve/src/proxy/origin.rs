@@ -15,6 +15,7 @@ use url::Url;
 use super::head::end_to_end;
 use crate::access::has_signature;
 use crate::content::check_escapes;
+use crate::send_budget::ResponseBudget;
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -22,6 +23,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long a connection waits for another request: shorter than servers do, some of which close it after five seconds.
 const IDLE: Duration = Duration::from_secs(4);
+/// What a piece counts for that is passed on to a client as the origin sent it.
+const UNKNOWN_PIECE_BYTES: u64 = 16 << 10;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// How this program names itself to other servers, and sees its own requests again.
@@ -336,10 +339,12 @@ impl OriginResponse {
         self.head.status.is_client_error() && !self.is_repeated
     }
 
-    pub fn into_pieces(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-        stream::try_unfold(self, |mut response| async move {
+    pub fn into_pieces(self, budget: ResponseBudget) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        stream::try_unfold((self, budget), |(mut response, budget)| async move {
+            // How long the piece will be is not known.
+            let room = budget.room(UNKNOWN_PIECE_BYTES).await;
             let piece = response.piece().await.map_err(|why| io::Error::other(why.reason()))?;
-            Ok(piece.map(|piece| (piece, response)))
+            Ok(piece.map(|piece| (room.hold(piece), (response, budget))))
         })
     }
 }
