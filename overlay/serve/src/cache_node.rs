@@ -157,7 +157,7 @@ impl CacheNode {
             _ => {}
         }
         if let Some(rates) = &self.rates
-            && let Err(until) = rates.check_key(&client.one())
+            && let Err(until) = rates.check_key(&client.counted_address())
         {
             let wait = until.wait_time_from(governor::clock::Clock::now(&governor::clock::DefaultClock::default()));
             let mut response = reply::text(StatusCode::TOO_MANY_REQUESTS, "too many requests");
@@ -191,8 +191,8 @@ impl CacheNode {
         }
     }
 
-    /// Returns the last response of a connection whose request has content that is not taken. Of a client that may not send
-    /// any, because of what it lacks, the response says that.
+    /// Returns the last response of a connection whose request has content that is not taken. If the client may not have the
+    /// request answered, the response says why.
     fn refuse_content(&self, refused: Response<ReplyBody>, request: &Request<RequestContent>) -> Response<ReplyBody> {
         if !self.forwards(request.method()) || is_of_node(request.uri().path()) {
             return refused;
@@ -283,7 +283,7 @@ async fn send(
     content.answer(parsed, wish).await
 }
 
-/// Whether a path is none of the content: requests for it need none, either.
+/// Whether the node itself answers for a path. Such requests have no content.
 fn is_of_node(path: &str) -> bool {
     matches!(path, HEALTH | READINESS | "*") || path.starts_with(MANAGEMENT)
 }

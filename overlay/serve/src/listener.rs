@@ -94,12 +94,13 @@ pub struct HttpClient {
 }
 
 impl HttpClient {
-    /// Returns the address that stands for the client.
-    pub fn one(&self) -> IpAddr {
+    /// Returns the address by which limits of one client count.
+    pub fn counted_address(&self) -> IpAddr {
         one_client(self.address.ip())
     }
 }
 
+/// Returns the address that stands for one client.
 fn one_client(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -299,7 +300,7 @@ async fn exchange(
         async move {
             let (head, content) = request.into_parts();
             let most = door.content_max(&head);
-            let reading = read_content(&head, content, most, client.one());
+            let reading = read_content(&head, content, most, client.counted_address());
             let content = tokio::time::timeout(within, reading).await.unwrap_or(RequestContent::Late);
             let request = Request::from_parts(head, content);
             let response = door.answer(request, client).await;
