@@ -16,7 +16,8 @@ use forebay_tests::mount::{COMMAND, Place};
 use forebay_tests::process::{self, wait_until};
 use forebay_tests::servers::origin::slow_origin;
 
-/// An origin with one page for all paths, which says its version. Each request that is no GET makes the next version.
+/// An origin with one page for all paths, which says its version. Each request that is no GET makes the next version, unless
+/// it is refused.
 #[derive(Clone, Default)]
 struct PageOrigin {
     version: Arc<AtomicUsize>,
@@ -49,9 +50,25 @@ impl PageOrigin {
     fn answer(&self, mut to: impl Write, line: &str, headers: &str, waiting: usize) -> std::io::Result<()> {
         let request = line.rsplit_once(' ').unwrap_or_default().0.to_owned();
         if !request.starts_with("GET ") {
-            self.requests.lock().unwrap().push(request);
-            self.change();
-            return to.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n");
+            let times = {
+                let mut requests = self.requests.lock().unwrap();
+                requests.push(request.clone());
+                requests.iter().filter(|one| **one == request).count()
+            };
+            let status = match (&*request, times) {
+                ("DELETE /refused", _) => "403 Forbidden\r\ncontent-length: 0",
+                // The first one takes effect, and its answer is lost.
+                ("DELETE /lost", 2..) => "404 Not Found\r\ncontent-length: 0",
+                ("DELETE /fails", _) => "500 Internal Server Error\r\ncontent-length: 0",
+                _ => "204 No Content",
+            };
+            if !status.starts_with('4') {
+                self.change();
+            }
+            if request == "DELETE /lost" && times == 1 {
+                return Ok(());
+            }
+            return to.write_all(format!("HTTP/1.1 {status}\r\nconnection: close\r\n\r\n").as_bytes());
         }
         let page = format!("{:<1000}", self.page());
         let (first, rest) = page.split_at(500);
@@ -124,9 +141,7 @@ fn a_change_needs_a_token_that_may_manage() {
     let place = Place::new();
     let access = access(&place);
     let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes", "--access", &access]);
-    let mut sign = Command::new(process::forebay());
-    sign.args(["sign-url", &node.url("/f"), "--access", &access, "--valid", "5m"]);
-    let signed = process::run(&mut sign, COMMAND).ok().out.trim().to_owned();
+    let signed = sign(&node, "/f", &access);
     assert_eq!((curl(&signed, &[]).status, node.get("/f", &READER).status), (200, 200));
     for method in ["PUT", "DELETE", "POST", "PATCH", "PROPFIND"] {
         let ask = |url: &str, token: &[&str]| curl(url, &[&["-X", method], token].concat()).status;
@@ -142,6 +157,55 @@ fn a_change_needs_a_token_that_may_manage() {
     assert_eq!(origin.requests().iter().filter(|request| request.starts_with("DELETE /")).count(), 2);
     // What a client asks before a request of another origin is no change.
     assert_eq!(node.get("/f", &["-X", "OPTIONS", READER[0], READER[1]]).status, 204);
+}
+
+fn sign(node: &Node, path: &str, access: &str) -> String {
+    let mut sign = Command::new(process::forebay());
+    sign.args(["sign-url", &node.url(path), "--access", access, "--valid", "5m"]);
+    process::run(&mut sign, COMMAND).ok().out.trim().to_owned()
+}
+
+#[test]
+fn a_signed_url_is_for_its_query_and_no_shared_cache_keeps_the_response() {
+    let (origin, url) = PageOrigin::start("cache-control: public, max-age=3600\r\n", 0);
+    let place = Place::new();
+    let access = access(&place);
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--access", &access]);
+    let (bare, with) = (sign(&node, "/get", &access), sign(&node, "/get?id=1", &access));
+    let got = curl(&with, &[]);
+    let left = got.header("cache-control").strip_prefix("private, max-age=").expect("it is for one client");
+    assert!(got.status == 200 && left.parse::<u64>().unwrap() <= 300, "{}", got.head);
+    assert_eq!(node.get("/get?id=1", &READER).header("cache-control"), "private, max-age=3600");
+    assert_eq!(curl(&bare, &[]).status, 200);
+    for forged in [format!("{bare}&id=2"), bare.replace('?', "?id=2&"), with.replace("id=1", "id=2")] {
+        assert_eq!(curl(&forged, &[]).status, 403, "{forged}");
+    }
+    let mut asked = origin.requests();
+    asked.sort_unstable();
+    asked.dedup();
+    assert_eq!(asked, ["GET /get", "GET /get?id=1"]);
+    // The node reads these parts of a query as a signature.
+    let mut sign = Command::new(process::forebay());
+    sign.args(["sign-url", &node.url("/get?expires=1"), "--access", &access]);
+    process::run(&mut sign, COMMAND).refused(2, &["expires"]);
+}
+
+#[test]
+fn a_change_that_may_have_taken_effect_outdates_a_response() {
+    let (origin, url) = PageOrigin::start(FRESH, 0);
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes"]);
+    let is_hit = |path: &str| node.get(path, &[]).header("cache-status").starts_with("forebay; hit");
+    for (path, status, times) in [("/lost", 404, 2), ("/fails", 500, 1), ("/refused", 403, 1)] {
+        wait_until("it is kept", || is_hit(path));
+        assert_eq!(node.get(path, &["-X", "DELETE"]).status, status, "{path}");
+        let asked = format!("DELETE {path}");
+        assert_eq!(origin.requests().iter().filter(|request| **request == asked).count(), times, "{path}");
+        match status {
+            403 => assert!(is_hit(path), "nothing has changed"),
+            _ => origin.assert_served(&node, path),
+        }
+    }
 }
 
 #[test]

@@ -301,8 +301,18 @@ fn tokens_and_signed_urls_open_what_they_are_for() {
         process::run(&mut command, Duration::from_secs(30)).ok().out.trim().to_owned()
     };
     let signed = sign("/other/f");
-    assert_eq!(curl(&signed, &[]).body, b"two");
+    let got = curl(&signed, &[]);
+    assert_eq!(got.body, b"two");
+    // Caches before the node must not answer other clients, nor this one for longer than the URL is for.
+    let control = node.get("/public/f", &ci).header("cache-control").to_owned();
+    assert_eq!(control, "private, max-age=31536000, immutable");
+    let control = got.header("cache-control").strip_prefix("private, max-age=").expect("it is for one client");
+    let left: u64 = control.strip_suffix(", immutable").unwrap().parse().unwrap();
+    assert!(left <= 60, "{}", got.head);
     assert_eq!(curl(&signed.replace("/other/", "/public/"), &[]).status, 403);
+    // A browser names the page from which it comes.
+    assert_eq!(node.get("/public/f", &[ci[0], ci[1], "-e", &signed]).status, 200);
+    assert_eq!(node.get("/public/f", &[ci[0], ci[1], "-e", "http://page/"]).status, 200);
     assert_eq!(node.get("/public/f?expires=99999999999&signature=00", &ci).status, 403);
 
     // An immutable file is asked about again only after a purge, which a reader may not do.
@@ -331,6 +341,7 @@ fn tokens_and_signed_urls_open_what_they_are_for() {
     let lines: Vec<serde_json::Value> = logged.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines.iter().any(|l| l["user"] == "ci" && l["status"] == 200 && l["bytes"] == 3), "{logged}");
     assert!(lines.iter().any(|l| l["target"].as_str().unwrap().starts_with("/other/f?expires=")), "{logged}");
+    assert!(lines.iter().any(|l| l["referer"] == "http://page/"), "{logged}");
     assert!(!logged.contains("signature=") && !logged.contains("horse"), "{logged}");
 }
 

@@ -16,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
 /// What all idle connections together may cost a node in memory, in KiB.
 const IDLE_KIB: u64 = 400 << 10;
+/// What all responses together that clients do not take may cost a node in memory, in KiB. Read without a bound, they take
+/// more than 512 MiB.
+const UNTAKEN_KIB: u64 = 192 << 10;
 
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
@@ -97,6 +100,13 @@ fn is_connected(client: SocketAddr, server: SocketAddr) -> bool {
     fs::read_to_string("/proc/net/tcp").unwrap().lines().any(|line| line.contains(&ends))
 }
 
+/// Returns the memory of a node, in KiB.
+fn resident(node: &Node) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
 #[test]
 fn idle_connections_cost_little_and_end() {
     const CONNECTIONS: usize = 10_000;
@@ -104,18 +114,13 @@ fn idle_connections_cost_little_and_end() {
     let place = Place::new();
     fs::write(place.pool().join("f"), b"content").unwrap();
     let node = Node::of(&place, &[]);
-    let resident = || {
-        let status = fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
-    };
     assert_eq!(http::get(node.address, "/f", "").unwrap().status, 200);
-    let before = resident();
+    let before = resident(&node);
     let idle: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(node.address)).collect();
     for _ in 0..20 {
         assert_eq!(http::get(node.address, "/f", "").unwrap().body, "content", "idle clients keep nobody out");
     }
-    let cost = resident().saturating_sub(before);
+    let cost = resident(&node).saturating_sub(before);
     println!("{CONNECTIONS} idle connections cost {cost} KiB");
     assert!(cost < IDLE_KIB, "{cost} KiB");
     let (first, last) = (&idle[0], &idle[CONNECTIONS - 1]);
@@ -145,11 +150,29 @@ impl Http2Client {
 
     /// Asks for a path on stream 1.
     fn get(&mut self, path: &str) {
+        self.get_on(1, path);
+    }
+
+    fn get_on(&mut self, stream: u32, path: &str) {
         // RFC 7541: GET and http from the static table, then a path and an authority as they are.
         let mut head = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
         head.extend(path.bytes());
         head.extend([0x01, 1, b'x']);
-        self.send(1, 0x5, 1, &head).unwrap();
+        self.send(1, 0x5, stream, &head).unwrap();
+    }
+
+    /// Reads frames until `is_last` accepts one: its type, flags, stream and payload.
+    fn read_until(&mut self, mut is_last: impl FnMut(u8, u8, u32, &[u8]) -> bool) {
+        let mut head = [0; 9];
+        loop {
+            self.0.read_exact(&mut head).unwrap();
+            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            self.0.read_exact(&mut payload).unwrap();
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            if is_last(head[3], head[4], stream, &payload) {
+                return;
+            }
+        }
     }
 
     /// Answers the node until the connection ends. Returns the bytes of content.
@@ -224,4 +247,49 @@ fn http2_clients_that_take_nothing_are_cut_off_and_slow_ones_are_not() {
         });
     });
     assert_eq!(http::get(address, "/small", "").unwrap().body, "content");
+}
+
+#[test]
+fn http2_clients_that_take_nothing_cost_little_memory() {
+    const CONNECTIONS: u32 = 20;
+    // As many as a node allows.
+    const RESPONSES: u32 = 100;
+    let place = Place::new();
+    fs::write(place.pool().join("large"), content(1, 8 * MIB)).unwrap();
+    let node = Node::of(&place, &[]);
+    assert_eq!(node.get("/large", &[]).body.len(), 8 * MIB);
+    let before = resident(&node);
+    let mut clients: Vec<Http2Client> = (0..CONNECTIONS)
+        .map(|at| {
+            // With a window of one byte, the connection asks for more of each response.
+            let mut client = Http2Client::connect(node.address, at % 2);
+            (0..RESPONSES).for_each(|at| client.get_on(2 * at + 1, "/large"));
+            client
+        })
+        .collect();
+    for client in &mut clients {
+        let mut heads = 0;
+        client.read_until(|kind, _, _, _| {
+            heads += u32::from(kind == 1);
+            heads == RESPONSES
+        });
+    }
+    let cost = resident(&node).saturating_sub(before);
+    println!("{CONNECTIONS} connections with {RESPONSES} responses each cost {cost} KiB");
+    assert!(cost < UNTAKEN_KIB, "{cost} KiB");
+    // What a client leaves alone does not keep it from the response that it wants.
+    for client in clients.iter_mut().take(2) {
+        let wanted = 2 * RESPONSES - 1;
+        for stream in [0, wanted] {
+            client.send(8, 0, stream, &(16_u32 << 20).to_be_bytes()).unwrap();
+        }
+        let mut got = 0;
+        client.read_until(|kind, flags, stream, payload| {
+            let is_wanted = kind == 0 && stream == wanted;
+            got += if is_wanted { payload.len() } else { 0 };
+            is_wanted && flags & 1 == 1
+        });
+        assert!(got >= 8 * MIB - 1, "{got}");
+    }
+    assert_eq!(http::get(node.address, "/healthz", "").unwrap().status, 200);
 }

@@ -106,7 +106,7 @@ pub struct ServeArgs {
 
 #[derive(Debug, Args)]
 pub struct SignUrlArgs {
-    /// The URL of a file at a cache node.
+    /// The URL of a file at a cache node. Its query is signed, too.
     pub url: String,
     /// The access file of the node, with its signing-key.
     #[arg(long, value_name = "FILE")]

@@ -91,7 +91,12 @@ pub fn sign(args: &SignUrlArgs, output: &Output) -> Result<Exit, Failure> {
     let mut url = Url::parse(&args.url).map_err(|e| Failure::usage(format!("{}: {e}", args.url)))?;
     let path = parse(url.path()).map_err(|why| Failure::usage(format!("{}: {why}", args.url)))?;
     let access = AccessRules::read(&args.access).map_err(Failure::usage)?;
-    let query = access.sign(&path.path, args.valid, SystemTime::now()).ok_or_else(|| {
+    let query = url.query().unwrap_or_default();
+    if AccessRules::is_reserved(query) {
+        let why = "its query has a part `expires` or `signature`, which a signed URL gets from the node's key";
+        return Err(Failure::usage(format!("{}: {why}", args.url)));
+    }
+    let query = access.sign(&path.path, query, args.valid, SystemTime::now()).ok_or_else(|| {
         Failure::usage(format!("access file {}: it has no signing-key", args.access.display()))
             .remedy("signing-key = \"...\", at least 16 characters, in the file of the node, too")
     })?;

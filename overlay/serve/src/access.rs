@@ -62,8 +62,8 @@ struct Token {
 /// What a request may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// `name`: that of the token, for the log.
-    Allowed { name: Option<String> },
+    /// `name`: that of the token, for the log. `left`: how long it is allowed, if that ends.
+    Allowed { name: Option<String>, left: Option<Duration> },
     /// No token, or an unknown one: a client may come back with another one.
     Unknown,
     /// The token or the signature is not for this.
@@ -117,16 +117,26 @@ impl AccessRules {
         self.signing_key.is_none() && self.tokens.is_empty()
     }
 
-    /// Decides about reading a path.
-    pub fn may_read(&self, headers: &HeaderMap, path: &PoolPath, query: Option<&str>, now: SystemTime) -> Verdict {
+    /// Decides about reading a path. `query_counts`: what is read depends on the query, too, so that a signature must be one
+    /// of the whole query.
+    pub fn may_read(
+        &self,
+        headers: &HeaderMap,
+        path: &PoolPath,
+        (query, query_counts): (Option<&str>, bool),
+        now: SystemTime,
+    ) -> Verdict {
         if self.is_open() {
-            return Verdict::Allowed { name: None };
+            return Verdict::Allowed { name: None, left: None };
         }
         if let Some(signed) = query.and_then(Signed::parse) {
-            return match self.signing_key.as_deref().is_some_and(|key| signed.is_of(key, path)) {
-                false => Verdict::Refused("the signature is not for this path"),
-                true if signed.is_over(now) => Verdict::Refused("the time of the signed URL is over"),
-                true => Verdict::Allowed { name: None },
+            let left = signed.left(now);
+            let is_of = |key: &[u8]| signed.is_of(key, path, &signed.rest);
+            let is_of_path = |key: &[u8]| !query_counts && signed.is_of(key, path, "");
+            return match self.signing_key.as_deref().is_some_and(|key| is_of(key) || is_of_path(key)) {
+                false => Verdict::Refused("the signature is not for this path and query"),
+                true if left.is_zero() => Verdict::Refused("the time of the signed URL is over"),
+                true => Verdict::Allowed { name: None, left: Some(left) },
             };
         }
         self.by_token(headers, path, false)
@@ -147,16 +157,22 @@ impl AccessRules {
                 Verdict::Refused("the token is not for this path")
             }
             () if manage && !token.admin => Verdict::Refused("the token may read only"),
-            () => Verdict::Allowed { name: Some(token.name.clone()) },
+            () => Verdict::Allowed { name: Some(token.name.clone()), left: None },
         }
     }
 
-    /// Returns the query that allows to read a path for a while; `None` without a signing key.
-    pub fn sign(&self, path: &PoolPath, valid: Duration, now: SystemTime) -> Option<String> {
+    /// Whether a query has parts with the names of those that [`Self::sign`] adds.
+    pub fn is_reserved(query: &str) -> bool {
+        query.split('&').any(is_ours)
+    }
+
+    /// Returns the query that allows to read a path with this query for a while; `None` without a signing key.
+    pub fn sign(&self, path: &PoolPath, query: &str, valid: Duration, now: SystemTime) -> Option<String> {
         let key = self.signing_key.as_deref()?;
         let expires = now.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_add(valid).as_secs();
-        let code = mac(key, path, expires).finalize().into_bytes();
-        Some(format!("{EXPIRES}={expires}&{SIGNATURE}={}", hex(&code)))
+        let code = mac(key, path, expires, query).finalize().into_bytes();
+        let more = if query.is_empty() { String::new() } else { format!("{query}&") };
+        Some(format!("{more}{EXPIRES}={expires}&{SIGNATURE}={}", hex(&code)))
     }
 }
 
@@ -174,8 +190,22 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
 
-/// The code of a path, as its bytes, and of the moment until which it may be read.
-fn mac(key: &[u8], path: &PoolPath, expires: u64) -> Hmac<Sha256> {
+/// Whether a text has a signed URL in it, perhaps escaped in the query of another URL. Such a URL is as good as a token until its
+/// time is over.
+pub(crate) fn has_signature(text: &[u8]) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["signature=", "signature%3d", "signature%253d"]
+        .iter()
+        .any(|sign| text.windows(sign.len()).any(|part| part == sign.as_bytes()))
+}
+
+/// Whether a part of a query is one of those that sign it.
+fn is_ours(part: &str) -> bool {
+    part.split_once('=').is_some_and(|(name, _)| name == EXPIRES || name == SIGNATURE)
+}
+
+/// The code of a path, as its bytes, of the moment until which it may be read, and of the rest of the query, as it is.
+fn mac(key: &[u8], path: &PoolPath, expires: u64, query: &str) -> Hmac<Sha256> {
     // A key of any length is allowed.
     let mut mac =
         <Hmac<Sha256> as Mac>::new_from_slice(key).unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
@@ -185,12 +215,19 @@ fn mac(key: &[u8], path: &PoolPath, expires: u64) -> Hmac<Sha256> {
     }
     mac.update(b"\n");
     mac.update(expires.to_string().as_bytes());
+    if !query.is_empty() {
+        // No name has this byte, so that a query cannot be taken for the end of a path.
+        mac.update(b"\0");
+        mac.update(query.as_bytes());
+    }
     mac
 }
 
 struct Signed {
     expires: u64,
     code: Vec<u8>,
+    /// The query without both.
+    rest: String,
 }
 
 impl Signed {
@@ -206,15 +243,18 @@ impl Signed {
             .chunks(2)
             .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
             .collect();
-        Some(Self { expires, code: digits.unwrap_or_default() })
+        let rest: Vec<&str> = query.split('&').filter(|part| !is_ours(part)).collect();
+        Some(Self { expires, code: digits.unwrap_or_default(), rest: rest.join("&") })
     }
 
-    fn is_of(&self, key: &[u8], path: &PoolPath) -> bool {
-        mac(key, path, self.expires).verify_slice(&self.code).is_ok()
+    fn is_of(&self, key: &[u8], path: &PoolPath, query: &str) -> bool {
+        mac(key, path, self.expires, query).verify_slice(&self.code).is_ok()
     }
 
-    fn is_over(&self, now: SystemTime) -> bool {
-        now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() >= self.expires
+    /// Returns how long the URL may still be used, in whole seconds.
+    fn left(&self, now: SystemTime) -> Duration {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Duration::from_secs(self.expires.saturating_sub(now))
     }
 }
 
@@ -249,8 +289,8 @@ mod tests {
         let access = AccessRules::parse(FILE).unwrap();
         let now = SystemTime::now();
         let reader = with_token("sixteen letters!");
-        let read = |headers: &HeaderMap, at: &str| access.may_read(headers, &path(at), None, now);
-        let allowed = |name: &str| Verdict::Allowed { name: Some(name.into()) };
+        let read = |headers: &HeaderMap, at: &str| access.may_read(headers, &path(at), (None, true), now);
+        let allowed = |name: &str| Verdict::Allowed { name: Some(name.into()), left: None };
         assert_eq!(read(&reader, "data/public"), allowed("reader"));
         assert_eq!(read(&reader, "data/public/a/b"), allowed("reader"));
         for outside in ["data", "data/publication", "other/data/public", "data/private/data/public"] {
@@ -267,23 +307,68 @@ mod tests {
     fn a_signed_url_is_for_one_path_and_one_time() {
         let access = AccessRules::parse(FILE).unwrap();
         let now = SystemTime::now();
-        let query = access.sign(&path("data/a b"), Duration::from_secs(60), now).unwrap();
+        let query = access.sign(&path("data/a b"), "", Duration::from_secs(60), now).unwrap();
         let none = HeaderMap::new();
-        assert_eq!(access.may_read(&none, &path("data/a b"), Some(&query), now), Verdict::Allowed { name: None });
+        let Verdict::Allowed { name: None, left: Some(left) } =
+            access.may_read(&none, &path("data/a b"), (Some(&query), true), now)
+        else {
+            panic!("{query}")
+        };
+        assert_eq!(left.as_secs(), 60);
         let later = now + Duration::from_secs(61);
-        assert!(matches!(access.may_read(&none, &path("data/a b"), Some(&query), later), Verdict::Refused(_)));
-        assert!(matches!(access.may_read(&none, &path("data/b"), Some(&query), now), Verdict::Refused(_)));
+        assert!(matches!(access.may_read(&none, &path("data/a b"), (Some(&query), true), later), Verdict::Refused(_)));
+        assert!(matches!(access.may_read(&none, &path("data/b"), (Some(&query), true), now), Verdict::Refused(_)));
         let longer = query.replacen("expires=", "expires=9", 1);
         for forged in
             [longer.as_str(), "expires=99999999999&signature=", "signature=zz", "signature=é", "signature=abc"]
         {
             assert!(
-                matches!(access.may_read(&none, &path("data/a b"), Some(forged), now), Verdict::Refused(_)),
+                matches!(access.may_read(&none, &path("data/a b"), (Some(forged), true), now), Verdict::Refused(_)),
                 "{forged}"
             );
         }
         let another = AccessRules::parse(&FILE.replace("a key of", "the key of")).unwrap();
-        assert!(matches!(another.may_read(&none, &path("data/a b"), Some(&query), now), Verdict::Refused(_)));
+        assert!(matches!(another.may_read(&none, &path("data/a b"), (Some(&query), true), now), Verdict::Refused(_)));
+    }
+
+    #[test]
+    fn a_signature_is_one_of_the_query_where_the_query_counts() {
+        let access = AccessRules::parse(FILE).unwrap();
+        let now = SystemTime::now();
+        let sign = |query: &str| access.sign(&path("get"), query, Duration::from_secs(60), now).unwrap();
+        let may = |query: &str, query_counts: bool| {
+            let verdict = access.may_read(&HeaderMap::new(), &path("get"), (Some(query), query_counts), now);
+            matches!(verdict, Verdict::Allowed { .. })
+        };
+        let (bare, with) = (sign(""), sign("id=1"));
+        assert!(may(&bare, true) && may(&with, true) && may(&with, false));
+        for query in [format!("id=2&{bare}"), format!("{bare}&id=2")] {
+            assert!(!may(&query, true) && may(&query, false), "{query}");
+        }
+        for query in [with.replace("id=1", "id=2"), with.replace("id=1&", ""), format!("{with}&id=2")] {
+            assert!(!may(&query, true) && !may(&query, false), "{query}");
+        }
+        // What is signed as a query is not the end of a path.
+        let query = access.sign(&path("a"), "7", Duration::from_secs(60), now).unwrap();
+        let expires = query.split(['=', '&']).nth(2).unwrap();
+        let forged = query.replace(&format!("7&expires={expires}"), "expires=7");
+        let verdict =
+            access.may_read(&HeaderMap::new(), &path(&format!("a\n{expires}")), (Some(&forged), true), UNIX_EPOCH);
+        assert!(matches!(verdict, Verdict::Refused(_)));
+        assert!(AccessRules::is_reserved("a=1&expires=2") && !AccessRules::is_reserved("expires&asignature=1"));
+    }
+
+    #[test]
+    fn a_signed_url_is_seen_in_a_text() {
+        for text in [
+            "http://node/a?expires=1&signature=00",
+            "http://node/a?Signature=00",
+            "http://x/?to=http%3A%2F%2Fnode%2Fa%3Fsignature%3d00",
+            "http://y/?to=http%3A%2F%2Fx%2F%3Fto%3D..signature%253D00",
+        ] {
+            assert!(has_signature(text.as_bytes()), "{text}");
+        }
+        assert!(!has_signature(b"http://node/signature?of=1"));
     }
 
     #[test]

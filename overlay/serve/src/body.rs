@@ -90,9 +90,6 @@ impl http_body::Body for ReplyBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
-        if let Some(watch) = &mut this.watch {
-            watch.wanted();
-        }
         let next = match &mut this.inner {
             BodyKind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             BodyKind::Pieces { pieces, left } => match pieces.as_mut().poll_next(cx) {
@@ -105,6 +102,12 @@ impl http_body::Body for ReplyBody {
                 Poll::Pending => Poll::Pending,
             },
         };
+        if let Some(watch) = &mut this.watch {
+            match next.is_pending() {
+                true => watch.waits(),
+                false => watch.wanted(),
+            }
+        }
         if let Poll::Ready(Some(Ok(frame))) = &next {
             let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
             if let Some(count) = &mut this.count {

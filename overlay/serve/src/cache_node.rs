@@ -1,8 +1,9 @@
 //! The cache node: content, who may read it, and how often; health; purge and prefetch.
 
 mod management;
+mod restricted;
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,10 +15,11 @@ use futures::FutureExt;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::header::{self, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{AccessRules, Verdict};
+use self::restricted::restrict;
+use crate::access::{AccessRules, Verdict, has_signature};
 use crate::access_log::{AccessLog, LogEntry};
 use crate::body::ReplyBody;
 use crate::cache_status::{self, ResponseCounters};
@@ -30,8 +32,8 @@ use crate::transport::Windows;
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 /// Requests of a client at once are no burst up to the number of this many seconds.
 const BURST_SECONDS: u32 = 2;
-/// Network prefix that stands for one IPv6 client: one user has that many addresses.
-const CLIENT_PREFIX_V6: u32 = 64;
+const HEALTH: &str = "/healthz";
+const READINESS: &str = "/readyz";
 /// Where management begins. No file of a pool has this name.
 const MANAGEMENT: &str = "/.forebay/";
 
@@ -54,6 +56,16 @@ pub struct CacheNodeOptions {
     pub rate: Option<NonZeroU32>,
     pub log: Option<AccessLog>,
     pub counters: Arc<ResponseCounters>,
+}
+
+/// A request that may be answered.
+struct AdmittedRequest {
+    /// As a path of files. `None`: it need not be one.
+    path: Option<RequestPath>,
+    /// The name of the client's token.
+    user: Option<String>,
+    /// How long the client may read it, if that ends.
+    left: Option<Duration>,
 }
 
 enum NodeContent {
@@ -135,17 +147,17 @@ impl CacheNode {
         let uri = request.uri();
         let path = uri.path();
         if let Some(refused) = request.body().refused() {
-            return refused;
+            return self.refuse_content(refused, request);
         }
         match path {
-            "/healthz" => return reply::text(StatusCode::OK, "alive"),
-            "/readyz" => return self.ready(),
+            HEALTH => return reply::text(StatusCode::OK, "alive"),
+            READINESS => return self.ready(),
             // RFC 9110: about the server as a whole.
             "*" if request.method() == Method::OPTIONS => return options(),
             _ => {}
         }
         if let Some(rates) = &self.rates
-            && let Err(until) = rates.check_key(&one_client(client.address.ip()))
+            && let Err(until) = rates.check_key(&client.counted_address())
         {
             let wait = until.wait_time_from(governor::clock::Clock::now(&governor::clock::DefaultClock::default()));
             let mut response = reply::text(StatusCode::TOO_MANY_REQUESTS, "too many requests");
@@ -164,19 +176,52 @@ impl CacheNode {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
             return response;
         }
-        match &self.content {
-            NodeContent::Pool(content) => match self.allowed(request, user) {
-                Ok(parsed) => send(content, parsed, request, client).await,
-                Err(refused) => *refused,
-            },
-            NodeContent::Origin(proxy) => {
-                // A path of an origin may be one that no file has: it matters only if access depends on it.
-                let open = self.access.load().is_open();
-                if !open && let Err(refused) = self.allowed(request, user) {
-                    return *refused;
+        let access = self.access.load_full();
+        match self.admit(&access, request.method(), uri, request.headers()) {
+            Ok(admitted) => {
+                let left = admitted.left;
+                user.clone_from(&admitted.user);
+                let mut response = self.answer_admitted(request, client, admitted, access.is_open()).await;
+                if !access.is_open() {
+                    restrict(&mut response, left);
                 }
+                response
+            }
+            Err(refused) => *refused,
+        }
+    }
+
+    /// Returns the last response of a connection whose request has content that is not taken. If the client may not have the
+    /// request answered, the response says why.
+    fn refuse_content(&self, refused: Response<ReplyBody>, request: &Request<RequestContent>) -> Response<ReplyBody> {
+        if !self.forwards(request.method()) || is_of_node(request.uri().path()) {
+            return refused;
+        }
+        match self.admit(&self.access.load(), request.method(), request.uri(), request.headers()) {
+            Ok(_) => refused,
+            Err(mut response) => {
+                let ends = refused.headers().get(header::CONNECTION).cloned();
+                response.headers_mut().extend(ends.map(|ends| (header::CONNECTION, ends)));
+                *response
+            }
+        }
+    }
+
+    /// Answers from the content. `open`: every client may read it.
+    async fn answer_admitted(
+        &self,
+        request: &Request<RequestContent>,
+        client: &HttpClient,
+        admitted: AdmittedRequest,
+        open: bool,
+    ) -> Response<ReplyBody> {
+        let uri = request.uri();
+        match (&self.content, admitted.path) {
+            (NodeContent::Pool(content), Some(path)) => send(content, path, request, client).await,
+            (NodeContent::Pool(_), None) => reply::text(StatusCode::BAD_REQUEST, "the path is none of a file"),
+            (NodeContent::Origin(proxy), _) => {
                 let target = match open {
-                    true => uri.path_and_query().map_or(path, |target| target.as_str()).to_owned(),
+                    true => uri.path_and_query().map_or(uri.path(), |target| target.as_str()).to_owned(),
                     false => without_ours(uri),
                 };
                 proxy.answer(request, client, &target, !open).await
@@ -184,26 +229,30 @@ impl CacheNode {
         }
     }
 
-    /// Returns the path of a request, if its client may read it. For a change, its client needs a token that may manage: a
-    /// signed URL is for reading alone.
-    fn allowed(
+    /// Decides whether a client may have what it asks for. For a change, it needs a token that may manage: a signed URL is
+    /// for reading alone.
+    fn admit(
         &self,
-        request: &Request<RequestContent>,
-        user: &mut Option<String>,
-    ) -> Result<RequestPath, Box<Response<ReplyBody>>> {
-        let uri = request.uri();
+        access: &AccessRules,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<AdmittedRequest, Box<Response<ReplyBody>>> {
+        let is_origin = matches!(self.content, NodeContent::Origin(_));
+        if is_origin && access.is_open() {
+            // A path of an origin may be one that no file has: it matters only if access depends on it.
+            return Ok(AdmittedRequest { path: None, user: None, left: None });
+        }
         let parsed = parse(uri.path()).map_err(|why| Box::new(reply::text(StatusCode::BAD_REQUEST, why)))?;
-        let access = self.access.load();
-        let is_change = self.forwards(request.method()) && request.method() != Method::OPTIONS;
-        let verdict = match is_change {
-            true => access.may_manage(request.headers(), &parsed.path),
-            false => access.may_read(request.headers(), &parsed.path, uri.query(), SystemTime::now()),
+        let verdict = match self.forwards(method) && method != Method::OPTIONS {
+            true => access.may_manage(headers, &parsed.path),
+            // Of a file, the query does not say what is read.
+            false => access.may_read(headers, &parsed.path, (uri.query(), is_origin), SystemTime::now()),
         };
         match verdict {
-            Verdict::Allowed { name } => *user = name,
-            refused => return Err(Box::new(unallowed(&refused))),
+            Verdict::Allowed { name, left } => Ok(AdmittedRequest { path: Some(parsed), user: name, left }),
+            refused => Err(Box::new(unallowed(&refused))),
         }
-        Ok(parsed)
     }
 
     /// Ready: requests can be answered from the fast pool, whether the pool answers or not.
@@ -229,8 +278,14 @@ async fn send(
         query: request.uri().query(),
         headers: request.headers(),
         windows,
+        budget: &client.budget,
     };
     content.answer(parsed, wish).await
+}
+
+/// Whether the node itself answers for a path. Such requests have no content.
+fn is_of_node(path: &str) -> bool {
+    matches!(path, HEALTH | READINESS | "*") || path.starts_with(MANAGEMENT)
 }
 
 fn options() -> Response<ReplyBody> {
@@ -251,21 +306,14 @@ fn unallowed(verdict: &Verdict) -> Response<ReplyBody> {
     }
 }
 
-/// The address that stands for one client.
-fn one_client(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let mask = u128::MAX << (128 - CLIENT_PREFIX_V6);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-        }
-        v4 => v4,
-    }
-}
-
 #[async_trait]
 impl Door for CacheNode {
     fn content_max(&self, head: &Parts) -> usize {
-        if self.forwards(&head.method) { FORWARDED_BYTES } else { 0 }
+        let is_forwarded = self.forwards(&head.method) && !is_of_node(head.uri.path());
+        match is_forwarded && self.admit(&self.access.load(), &head.method, &head.uri, &head.headers).is_ok() {
+            true => FORWARDED_BYTES,
+            false => 0,
+        }
     }
 
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody> {
@@ -284,13 +332,12 @@ impl Door for CacheNode {
             client: client.address.ip(),
             user,
             method: request.method().to_string(),
-            // A signature is as good as a token until it expires.
             target: unsigned(request.uri()),
             protocol: protocol(request.version()),
             status: response.status().as_u16(),
             bytes: 0,
             duration: Duration::ZERO,
-            referer: text(header::REFERER),
+            referer: text(header::REFERER).filter(|text| !has_signature(text.as_bytes())),
             agent: text(header::USER_AGENT),
             cache_status: cache_status::told(&response).map(str::to_owned),
         };
@@ -341,12 +388,5 @@ mod tests {
         let forwarded = |text: &str| without_ours(&text.parse().unwrap());
         assert_eq!(forwarded("/a?expires=1&signature=abc&x=y"), "/a?x=y");
         assert_eq!(forwarded("/a?expires=1&x=y"), "/a?expires=1&x=y");
-    }
-
-    #[test]
-    fn one_client_is_an_address_or_a_network_of_its_own() {
-        let of = |text: &str| one_client(text.parse().unwrap()).to_string();
-        assert_eq!(of("::ffff:10.0.0.1"), "10.0.0.1");
-        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
     }
 }

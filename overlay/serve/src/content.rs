@@ -21,18 +21,18 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use self::conditions::Decision;
 pub(crate) use self::conditions::Validators;
 use self::open_files::{AnswerOrigin, Found, OpenFile, ServedFiles};
+pub(crate) use self::path::check_escapes;
 pub use self::path::{RequestPath, parse};
 pub(crate) use self::ranges::{Selection, Wanted};
 use crate::body::ReplyBody;
 use crate::cache_status::CacheStatus;
+use crate::send_budget::ResponseBudget;
 use crate::transport::{Mapped, MappedOwner, Windows};
 
 /// The methods that are answered.
 pub(crate) const METHODS: &str = "GET, HEAD, OPTIONS";
 /// Bodies up to this length are one read and one write: a copy of so few bytes costs less than `sendfile`.
 const COPIED_BYTES: u64 = 32 << 10;
-/// One piece of a body that is read.
-const PIECE_BYTES: u32 = 256 << 10;
 /// What a client may keep of a file that never changes: RFC 9111 suggests no more than a year.
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 /// When a client may try again if the pool does not answer, in seconds.
@@ -64,6 +64,8 @@ pub(crate) struct GetRequest<'a> {
     pub headers: &'a HeaderMap,
     /// Where a body may be lent to.
     pub windows: Option<&'a Windows>,
+    /// The room for pieces that are read.
+    pub budget: &'a ResponseBudget,
 }
 
 impl PoolContent {
@@ -133,7 +135,7 @@ impl PoolContent {
         if *wish.method == Method::HEAD || length == 0 {
             return response;
         }
-        match body(file, parts, length, wish.windows).await {
+        match body(file, parts, length, (wish.windows, wish.budget)).await {
             Ok(body) => *response.body_mut() = body,
             Err(error) => return failed(&error),
         }
@@ -222,7 +224,7 @@ pub(crate) async fn body<T: BodySource>(
     file: &Arc<T>,
     parts: Vec<(Bytes, std::ops::Range<u64>)>,
     length: u64,
-    windows: Option<&Windows>,
+    (windows, budget): (Option<&Windows>, &ResponseBudget),
 ) -> Result<ReplyBody, Error> {
     if let [(head, range)] = &parts[..]
         && head.is_empty()
@@ -233,20 +235,22 @@ pub(crate) async fn body<T: BodySource>(
         {
             return Ok(ReplyBody::from(lent));
         }
-        let first = file.served().read(range.start, bytes.min(PIECE_BYTES.into()) as u32).await?;
-        if first.len() as u64 == bytes {
+        let room = budget.room(bytes).await;
+        let first = file.served().read(range.start, room.bytes()).await?;
+        let rest = range.start + first.len() as u64..range.end;
+        let first = room.hold(first);
+        if rest.is_empty() {
             return Ok(ReplyBody::from(first));
         }
-        let rest = range.start + first.len() as u64..range.end;
-        let pieces = stream::iter([Ok(first)]).chain(pieces(file.clone(), rest));
+        let pieces = stream::iter([Ok(first)]).chain(pieces(file.clone(), rest, budget.clone()));
         return Ok(ReplyBody::pieces(pieces, Some(length)));
     }
-    let (file, windows) = (file.clone(), windows.cloned());
+    let (file, windows, budget) = (file.clone(), windows.cloned(), budget.clone());
     let pieces = stream::iter(parts).flat_map(move |(head, range)| {
         let head = stream::iter((!head.is_empty()).then_some(Ok(head)));
         let content = match lend(&file, &range, windows.as_ref()) {
             Some(lent) => stream::iter([Ok(lent)]).boxed(),
-            None => pieces(file.clone(), range).boxed(),
+            None => pieces(file.clone(), range, budget.clone()).boxed(),
         };
         head.chain(content)
     });
@@ -263,13 +267,14 @@ fn lend<T: BodySource>(file: &Arc<T>, range: &std::ops::Range<u64>, windows: Opt
 fn pieces<T: BodySource>(
     file: Arc<T>,
     range: std::ops::Range<u64>,
+    budget: ResponseBudget,
 ) -> impl futures::Stream<Item = io::Result<Bytes>> + Send + 'static {
-    stream::try_unfold((file, range), |(file, range)| async move {
+    stream::try_unfold((file, range, budget), |(file, range, budget)| async move {
         if range.is_empty() {
             return Ok(None);
         }
-        let bytes = (range.end - range.start).min(PIECE_BYTES.into()) as u32;
-        let piece = file.served().read(range.start, bytes).await.map_err(|error| {
+        let room = budget.room(range.end - range.start).await;
+        let piece = file.served().read(range.start, room.bytes()).await.map_err(|error| {
             tracing::warn!("a response ends early: {error}");
             io::Error::other(error)
         })?;
@@ -277,7 +282,7 @@ fn pieces<T: BodySource>(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let rest = range.start + piece.len() as u64..range.end;
-        Ok(Some((piece, (file, rest))))
+        Ok(Some((room.hold(piece), (file, rest, budget))))
     })
 }
 

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::send_budget::{ConnectionBudget, ResponseBudget};
+
 /// Bytes of the head of a frame (RFC 9113, section 4.1).
 const FRAME_HEAD: usize = 9;
 /// The type of a frame with content of a response.
@@ -23,12 +25,14 @@ struct ActivityShared {
     state: Mutex<ActivityState>,
     /// Once the connection is known to be one of HTTP/2.
     begun: Notify,
+    budget: ConnectionBudget,
 }
 
 struct ActivityState {
     /// Requests that are being answered, and responses whose bodies have not come to their end.
     open: usize,
-    /// Those of which the connection has a piece that it cannot send yet. The others wait for the pool.
+    /// Those of which the connection has a piece that it cannot send yet, or so much of all that there is no room for another
+    /// piece. The others wait for the pool.
     unsent: usize,
     /// Bytes of content that the connection has got from responses.
     given: u64,
@@ -50,7 +54,8 @@ pub struct Http2Patience {
 impl Http2Activity {
     pub fn new() -> Self {
         let state = ActivityState { open: 0, unsent: 0, given: 0, sent: 0, moved: Instant::now() };
-        Self(Arc::new(ActivityShared { state: Mutex::new(state), begun: Notify::new() }))
+        let (state, budget) = (Mutex::new(state), ConnectionBudget::new());
+        Self(Arc::new(ActivityShared { state, begun: Notify::new(), budget }))
     }
 
     /// The connection is one of HTTP/2.
@@ -63,7 +68,7 @@ impl Http2Activity {
         let mut state = self.0.state.lock();
         state.open += 1;
         state.moved = Instant::now();
-        OpenResponse { activity: self.clone(), has_unsent: false }
+        OpenResponse { activity: self.clone(), budget: self.0.budget.response(), has_unsent: false }
     }
 
     /// Waits until the client has done nothing for too long. Of a connection of another version of HTTP, it waits for ever.
@@ -120,11 +125,30 @@ impl ActivityState {
 /// A request until the end of its response.
 pub struct OpenResponse {
     activity: Http2Activity,
-    /// The connection has not asked for another piece since it got one.
+    budget: ResponseBudget,
+    /// The connection has not asked for another piece since it got one, or there is no room for it.
     has_unsent: bool,
 }
 
 impl OpenResponse {
+    /// Returns the room for pieces of the response.
+    pub fn budget(&self) -> ResponseBudget {
+        self.budget.clone()
+    }
+
+    /// The connection has asked for a piece of the body that is not there yet.
+    pub fn waits(&mut self) {
+        match self.budget.is_waited_for() {
+            // Only what the client takes makes room.
+            true if !self.has_unsent => {
+                self.has_unsent = true;
+                self.activity.0.state.lock().unsent += 1;
+            }
+            true => {}
+            false => self.wanted(),
+        }
+    }
+
     /// The connection asks for a piece of the body: it has sent some of the last one.
     pub fn wanted(&mut self) {
         if std::mem::take(&mut self.has_unsent) {
@@ -200,6 +224,8 @@ impl SentFrames {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     const PATIENCE: Http2Patience = Http2Patience { idle: Duration::from_secs(30), stalled: Duration::from_secs(60) };
@@ -233,6 +259,33 @@ mod tests {
         let state = activity.0.state.lock();
         assert_eq!((state.open, state.unsent), (0, 0));
         assert_eq!(state.left(PATIENCE, state.moved + Duration::from_secs(31)), Some(Duration::ZERO));
+    }
+
+    #[tokio::test]
+    async fn a_response_without_room_for_a_piece_waits_for_the_client() {
+        let activity = Http2Activity::new();
+        let mut response = activity.open();
+        let budget = response.budget();
+        let mut held = Vec::new();
+        while let Some(room) = budget.room(1 << 30).now_or_never() {
+            held.push(room.hold(bytes::Bytes::from_static(b"x")));
+        }
+        response.wanted();
+        response.given(1);
+        activity.sent(1);
+        assert_eq!(left(&activity), Some(60), "the connection may have the rest of it");
+        let mut next = std::pin::pin!(budget.room(1));
+        assert!(next.as_mut().now_or_never().is_none());
+        response.waits();
+        let moved = activity.0.state.lock().moved;
+        response.waits();
+        assert_eq!((left(&activity), activity.0.state.lock().moved), (Some(60), moved), "nothing moves meanwhile");
+        held.clear();
+        next.await;
+        response.waits();
+        assert_eq!(left(&activity), None, "it waits for the pool");
+        drop(response);
+        assert_eq!(activity.0.state.lock().unsent, 0);
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `listener` | accepts connections, with TLS or without; limits; ends in good order |
 //! | `transport` | a connection that sends mapped content by `sendfile(2)`, and ends if its client takes nothing |
+//! | `content_turns` | how many requests have content in memory |
 //! | `http2_activity` | whether the client of an HTTP/2 connection takes or asks something |
+//! | `send_budget` | how much of its responses an HTTP/2 connection has in memory |
 //! | `tls` | the certificate that clients see |
 //! | `body` | the bodies of responses |
 //! | `content` | the pool's files: ranges, conditions, directories, what stays open |
@@ -24,6 +26,7 @@ mod body;
 mod cache_node;
 mod cache_status;
 mod content;
+mod content_turns;
 mod dashboard;
 mod http2_activity;
 mod kept_open;
@@ -31,6 +34,7 @@ mod listener;
 pub mod metrics;
 pub mod page;
 mod proxy;
+mod send_budget;
 mod tls;
 mod transport;
 

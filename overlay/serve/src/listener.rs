@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -30,16 +30,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::ReplyBody;
 use super::content::reply::text;
+use super::content_turns::ContentTurns;
 use super::http2_activity::{Http2Activity, Http2End, Http2Patience};
+use super::send_budget::ResponseBudget;
 use super::transport::{Patient, Plain, Windows};
 
 /// The pause after a connection could not be accepted: probably the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Content of a request that is read before the request is refused, in bytes.
 const CONTENT_BYTES: usize = 64 << 10;
-/// Requests whose content is in memory at the same time.
-const CONTENTS: usize = 32;
-static CONTENT_TURNS: Semaphore = Semaphore::const_new(CONTENTS);
+/// Of all listeners of this process.
+static CONTENT_TURNS: LazyLock<Arc<ContentTurns>> = LazyLock::new(ContentTurns::new);
+/// Network prefix that stands for one IPv6 client: one user has that many addresses.
+const CLIENT_PREFIX_V6: u32 = 64;
 /// Requests of one HTTP/2 connection at the same time.
 const STREAMS: u32 = 100;
 
@@ -48,7 +51,8 @@ const STREAMS: u32 = 100;
 pub trait Door: Send + Sync + 'static {
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody>;
 
-    /// The most bytes of content that a request with this head may have.
+    /// The most bytes of content that a request with this head may have. More than none only for a client that may have its
+    /// request answered: content waits in memory.
     fn content_max(&self, _head: &Parts) -> usize {
         0
     }
@@ -85,6 +89,26 @@ pub struct HttpClient {
     pub address: SocketAddr,
     /// Where mapped bodies can be lent to; `None` with TLS. Only HTTP/1.x responses may be lent.
     pub windows: Option<Windows>,
+    /// The room for pieces of the response.
+    pub(crate) budget: ResponseBudget,
+}
+
+impl HttpClient {
+    /// Returns the address by which limits of one client count.
+    pub fn counted_address(&self) -> IpAddr {
+        one_client(self.address.ip())
+    }
+}
+
+/// Returns the address that stands for one client.
+fn one_client(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let mask = u128::MAX << (128 - CLIENT_PREFIX_V6);
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
+        }
+        v4 => v4,
+    }
 }
 
 /// What one listener allows.
@@ -209,12 +233,12 @@ async fn connection(
     let ended = match tls {
         None => {
             let windows = Windows::default();
-            let client = HttpClient { address, windows: Some(windows.clone()) };
+            let client = HttpClient { address, windows: Some(windows.clone()), budget: ResponseBudget::default() };
             exchange(Plain::new(stream, windows), Spoken::Any, client, limits, stop, door).await
         }
         Some(tls) => match tokio::time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
-                let client = HttpClient { address, windows: None };
+                let client = HttpClient { address, windows: None, budget: ResponseBudget::default() };
                 let spoken = match stream.get_ref().1.alpn_protocol() {
                     Some(b"h2") => Spoken::Http2,
                     _ => Spoken::Http1,
@@ -268,19 +292,16 @@ async fn exchange(
     let (within, activity) = (limits.head, Http2Activity::new());
     let watched = activity.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (door, client) = (door.clone(), client.clone());
+        let (door, mut client) = (door.clone(), client.clone());
         let open = (request.version() == Version::HTTP_2).then(|| watched.open());
+        if let Some(open) = &open {
+            client.budget = open.budget();
+        }
         async move {
             let (head, content) = request.into_parts();
             let most = door.content_max(&head);
-            let reading = async {
-                let turn = if most > 0 { CONTENT_TURNS.acquire().await.ok() } else { None };
-                (read_content(&head, content, most).await, turn)
-            };
-            let (content, _turn) = match tokio::time::timeout(within, reading).await {
-                Ok(read) => read,
-                Err(_) => (RequestContent::Late, None),
-            };
+            let reading = read_content(&head, content, most, client.counted_address());
+            let content = tokio::time::timeout(within, reading).await.unwrap_or(RequestContent::Late);
             let request = Request::from_parts(head, content);
             let response = door.answer(request, client).await;
             Ok::<_, Infallible>(match open {
@@ -317,8 +338,9 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// Reads the content of a request, at most so many bytes.
-async fn read_content(head: &Parts, mut content: Incoming, most: usize) -> RequestContent {
+/// Reads the content of a request, at most so many bytes. What is returned has a turn of the client, as long as it is in
+/// memory.
+async fn read_content(head: &Parts, mut content: Incoming, most: usize, client: IpAddr) -> RequestContent {
     if head.version != Version::HTTP_2 {
         let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
         let any = head.headers.contains_key(TRANSFER_ENCODING) || lengths.any(|length| length != "0");
@@ -328,8 +350,12 @@ async fn read_content(head: &Parts, mut content: Incoming, most: usize) -> Reque
             true => {}
         }
     }
-    let mut bytes = BytesMut::new();
+    let (mut bytes, mut turn) = (BytesMut::new(), None);
     loop {
+        // The first piece needs none: a client that sends nothing keeps no other one waiting.
+        if most > 0 && turn.is_none() && !bytes.is_empty() {
+            turn = Some(CONTENT_TURNS.turn(client).await);
+        }
         match content.frame().await {
             None => break,
             Some(Ok(frame)) => bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
@@ -345,6 +371,21 @@ async fn read_content(head: &Parts, mut content: Incoming, most: usize) -> Reque
     match bytes.len() {
         0 => RequestContent::None,
         length if length > most => RequestContent::TooLong,
-        _ => RequestContent::Some(bytes.freeze()),
+        _ => RequestContent::Some(match turn {
+            Some(turn) => turn.hold(bytes.freeze()),
+            None => bytes.freeze(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_client_is_an_address_or_a_network_of_its_own() {
+        let of = |text: &str| one_client(text.parse().unwrap()).to_string();
+        assert_eq!(of("::ffff:10.0.0.1"), "10.0.0.1");
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
     }
 }

@@ -9,7 +9,7 @@
 //! | `flight` | one question to the web server for all clients that wait for the answer |
 //! | `flight_list` | the flights under way |
 
-mod directives;
+pub(crate) mod directives;
 mod flight;
 mod flight_list;
 mod freshness;
@@ -46,6 +46,7 @@ use crate::cache_status::{CacheResult, CacheStatus};
 use crate::content::ranges::{Selection, Wanted, select};
 use crate::content::{BodySource, Validators, body, failed, reply, wanted};
 use crate::listener::{HttpClient, RequestContent};
+use crate::send_budget::ResponseBudget;
 use crate::transport::Windows;
 
 /// A part of a response that is further than this from what has come, in bytes, is asked for by itself.
@@ -95,6 +96,7 @@ struct ProxiedGet<'a> {
     /// As the client sent them.
     headers: &'a HeaderMap,
     windows: Option<&'a Windows>,
+    budget: &'a ResponseBudget,
     origin: &'a OriginServer,
     sender: Sender,
     forwarded: OnceLock<HeaderMap>,
@@ -185,13 +187,15 @@ impl ReverseProxy {
         if self.origin.is_loop(request.headers()) {
             return reply::text(StatusCode::LOOP_DETECTED, "this request has come through this node already");
         }
-        if !origin::is_plain(request.uri().path()) {
-            return reply::text(StatusCode::BAD_REQUEST, "the path has dot segments or backslashes");
-        }
         let target = &origin::canonical(target);
+        // The canonical path is the one that the origin gets.
+        if !origin::is_plain(origin::path_of(target)) {
+            let why = "the path has dot segments, backslashes or escapes that are none";
+            return reply::text(StatusCode::BAD_REQUEST, why);
+        }
         let sender = Sender::of(request, client, is_ours);
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return self.change(request, target, sender).await;
+            return self.change(request, target, sender, &client.budget).await;
         }
         let is_http1 = request.version() != Version::HTTP_2;
         self.get(ProxiedGet {
@@ -199,6 +203,7 @@ impl ReverseProxy {
             target,
             headers: request.headers(),
             windows: client.windows.as_ref().filter(|_| is_http1),
+            budget: &client.budget,
             origin: &self.origin,
             sender,
             forwarded: OnceLock::new(),
@@ -208,7 +213,13 @@ impl ReverseProxy {
 
     /// Forwards a request that may change something. What it changes is not kept any longer (RFC 9111, section 4.4), also if
     /// its client has gone, or the origin does not answer.
-    async fn change(&self, request: &Request<RequestContent>, target: &str, sender: Sender) -> Response<ReplyBody> {
+    async fn change(
+        &self,
+        request: &Request<RequestContent>,
+        target: &str,
+        sender: Sender,
+        budget: &ResponseBudget,
+    ) -> Response<ReplyBody> {
         let content = match request.body() {
             RequestContent::Some(bytes) => bytes.clone(),
             _ => Bytes::new(),
@@ -222,8 +233,7 @@ impl ReverseProxy {
         let (origin, kept, target) = (self.origin.clone(), self.kept.clone(), target.to_owned());
         let task = async move {
             let answer = origin.send(asked).await;
-            let refused = |status: StatusCode| status.is_client_error() || status.is_server_error();
-            if is_safe || answer.as_ref().is_ok_and(|answer| refused(answer.head.status)) {
+            if is_safe || answer.as_ref().is_ok_and(OriginResponse::has_changed_nothing) {
                 return answer;
             }
             let none = HeaderMap::new();
@@ -235,7 +245,7 @@ impl ReverseProxy {
         };
         let changing = tokio::spawn(task.boxed());
         match changing.await {
-            Ok(Ok(answer)) => passed(answer, "forebay; fwd=method", false),
+            Ok(Ok(answer)) => passed(answer, "forebay; fwd=method", false, budget),
             Ok(Err(why)) => no_answer(why),
             Err(_) => no_answer(NoAnswer::Unreachable),
         }
@@ -253,7 +263,7 @@ impl ReverseProxy {
     /// Asks for a URL, and returns the bytes of its body once it is kept.
     ///
     /// # Errors
-    /// The status of the response that there is instead.
+    /// The status of the response that there is instead; 400 for a path that is not forwarded.
     pub async fn prefetch<T>(
         &self,
         target: &str,
@@ -261,6 +271,9 @@ impl ReverseProxy {
         client: &HttpClient,
     ) -> Result<u64, StatusCode> {
         let target = &origin::canonical(target);
+        if !origin::is_plain(origin::path_of(target)) {
+            return Err(StatusCode::BAD_REQUEST);
+        }
         let headers = Sender::of(request, client, true).forwarded(&self.origin, &HeaderMap::new());
         let (place, stored) = self.kept.store.find(target, &headers).await;
         if let Some(stored) = &stored
@@ -361,7 +374,7 @@ impl ReverseProxy {
                 let direct = direct.filter(|_| !origin::has_conditions(wish.headers));
                 match direct {
                     Some(direct) => match direct.await {
-                        Ok(answer) => passed(answer, "forebay; fwd=uri-miss", false),
+                        Ok(answer) => passed(answer, "forebay; fwd=uri-miss", false, wish.budget),
                         Err(_) => self.pass(wish, "forebay; fwd=miss").await,
                     },
                     None => self.pass(wish, "forebay; fwd=miss").await,
@@ -413,7 +426,7 @@ impl ReverseProxy {
             content: Bytes::new(),
         };
         match self.origin.send(asked).await {
-            Ok(answer) => passed(answer, status, *wish.method == Method::HEAD),
+            Ok(answer) => passed(answer, status, *wish.method == Method::HEAD, wish.budget),
             Err(why) => no_answer(why),
         }
     }
@@ -432,7 +445,7 @@ impl ReverseProxy {
         if *wish.method == Method::HEAD || length == 0 {
             return response;
         }
-        match body(&stored.body, parts, length, wish.windows).await {
+        match body(&stored.body, parts, length, (wish.windows, wish.budget)).await {
             Ok(body) => *response.body_mut() = body,
             Err(error) => return failed(&error),
         }
@@ -456,7 +469,7 @@ impl ReverseProxy {
             let selected = selected(&coming.head, 0, wish, &mut response);
             if selected.is_some() {
                 response.headers_mut().remove(header::CONTENT_LENGTH);
-                let Some(pieces) = coming.pieces(0..u64::MAX) else {
+                let Some(pieces) = coming.pieces(0..u64::MAX, wish.budget) else {
                     return self.pass(wish, "forebay; fwd=miss").await;
                 };
                 *response.body_mut() = ReplyBody::pieces(pieces, None);
@@ -472,7 +485,7 @@ impl ReverseProxy {
                     return self.pass(wish, "forebay; fwd=partial").await;
                 }
                 if length > 0 {
-                    let Some(pieces) = coming.pieces(part.clone()) else {
+                    let Some(pieces) = coming.pieces(part.clone(), wish.budget) else {
                         return self.pass(wish, "forebay; fwd=miss").await;
                     };
                     *response.body_mut() = ReplyBody::pieces(pieces, Some(length));
@@ -549,7 +562,12 @@ fn selected(
 }
 
 /// Returns a response of the origin as it came. `bodiless`: it is one to HEAD.
-fn passed(answer: OriginResponse, status: &'static str, bodiless: bool) -> Response<ReplyBody> {
+fn passed(
+    answer: OriginResponse,
+    status: &'static str,
+    bodiless: bool,
+    budget: &ResponseBudget,
+) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = answer.head.status;
     *response.headers_mut() = end_to_end(&answer.head.headers);
@@ -557,7 +575,7 @@ fn passed(answer: OriginResponse, status: &'static str, bodiless: bool) -> Respo
     let none = matches!(answer.head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if !bodiless && !none {
         let length = answer.length;
-        *response.body_mut() = ReplyBody::pieces(answer.into_pieces(), length);
+        *response.body_mut() = ReplyBody::pieces(answer.into_pieces(budget.clone()), length);
     }
     response
 }

@@ -59,7 +59,7 @@ impl CacheNode {
             Err(why) => return reply::text(StatusCode::BAD_REQUEST, why),
         };
         match self.access.load().may_manage(request.headers(), &path) {
-            Verdict::Allowed { name } => *user = name,
+            Verdict::Allowed { name, .. } => *user = name,
             refused => return unallowed(&refused),
         }
         let content = match &self.content {

@@ -46,7 +46,11 @@ pub fn parse(text: &str) -> Result<RequestPath, &'static str> {
     Ok(RequestPath { path, is_directory })
 }
 
-fn check_escapes(name: &str) -> Result<(), &'static str> {
+/// Checks that each percent sign begins an escape.
+///
+/// # Errors
+/// Says what is wrong.
+pub fn check_escapes(name: &str) -> Result<(), &'static str> {
     let mut rest = name;
     while let Some(at) = rest.find('%') {
         let escape = rest.as_bytes().get(at + 1..at + 3).ok_or("the path has an escape that is cut off")?;

@@ -20,11 +20,9 @@ use tokio::sync::{oneshot, watch};
 use super::freshness::{Freshness, Use};
 use super::head::{ResponseHead, said_of, vary_of};
 use super::origin::{NoAnswer, OriginRequest, OriginResponse, OriginServer, canonical, without_conditions};
-use super::store::{ComingRoom, ResponsePlace, ResponseStore, Stored, Unfinished};
+use super::store::{ResponsePlace, ResponseStore, Stored, Unfinished};
 use super::tail::{Tail, TailBytes};
-
-/// One read of what was written.
-const PIECE_BYTES: u64 = 256 << 10;
+use crate::send_budget::ResponseBudget;
 
 /// How far a flight is.
 #[derive(Clone)]
@@ -53,7 +51,6 @@ pub struct Coming {
     file: Mutex<Option<Arc<Unfinished>>>,
     largest: u64,
     tail: Tail,
-    _room: ComingRoom,
     progress: watch::Sender<BodyProgress>,
 }
 
@@ -149,16 +146,17 @@ impl Flight {
         if let (Some(stored), Ok(response)) = (&question.stored, &answer)
             && response.head.status == StatusCode::NOT_MODIFIED
         {
-            let confirmed = stored.head.confirmed(&response.head, response.asked);
+            let authorized = question.headers.contains_key(header::AUTHORIZATION);
+            let confirmed = stored.head.confirmed(&response.head, response.asked, authorized);
             match confirmed.filter(|head| Freshness::of(head, store.options()).is_storable()) {
                 Some(head) => {
-                    let confirmed = store.confirm(stored, head).await;
+                    let confirmed = store.confirm(stored, head, || self.is_outdated()).await;
                     if self.is_outdated() {
                         store.remove(&confirmed.place).await;
                     }
                     return stage.tell(Stage::Confirmed(confirmed));
                 }
-                // It confirms something else. Ask for all of it.
+                // It confirms something else, or for this client alone. Ask for all of it.
                 None => {
                     without_conditions(&mut headers);
                     answer = ask(&origin, &question.target, headers).await;
@@ -242,10 +240,10 @@ impl Flight {
         if !fresh.is_storable() || !response.is_delimited {
             return None;
         }
-        let room = store.room_for(response.length)?;
+        let room = Some(store.room_for(response.length)?);
         let begun = async {
             if names.is_empty() {
-                return store.begin(ResponsePlace::of(&question.target)).await;
+                return store.begin(ResponsePlace::of(&question.target), room).await;
             }
             let number = since.unwrap_or_else(rand::random);
             let place = ResponsePlace::of_variant(&question.target, number, &head.varied);
@@ -253,7 +251,7 @@ impl Flight {
             if since.is_none() {
                 store.mark(&question.target, &names, number).await?;
             }
-            store.begin(place).await
+            store.begin(place, room).await
         };
         match begun.await {
             Ok(file) => Some(Coming {
@@ -263,7 +261,6 @@ impl Flight {
                 file: Mutex::new(Some(Arc::new(file))),
                 largest: store.largest(),
                 tail: Tail::new(store.tails()),
-                _room: room,
                 progress: watch::Sender::new(BodyProgress { bytes: 0, end: BodyEnd::NotYet, is_passed_on: false }),
             }),
             Err(e) => {
@@ -393,10 +390,14 @@ impl Coming {
 
     /// Returns a part of the body, as it comes; `None` if its end is passed on already. A part without an end goes to the
     /// end of the body.
-    pub fn pieces(self: &Arc<Self>, part: Range<u64>) -> Option<impl Stream<Item = io::Result<Bytes>> + Send + use<>> {
+    pub fn pieces(
+        self: &Arc<Self>,
+        part: Range<u64>,
+        budget: &ResponseBudget,
+    ) -> Option<impl Stream<Item = io::Result<Bytes>> + Send + use<>> {
         let reader = BodyReader { number: self.tail.join(part.start)?, coming: self.clone() };
-        let progress = self.progress.subscribe();
-        Some(stream::try_unfold((reader, progress, part), |(reader, mut progress, part)| async move {
+        let from = (reader, self.progress.subscribe(), part, budget.clone());
+        Some(stream::try_unfold(from, |(reader, mut progress, part, budget)| async move {
             let coming = &reader.coming;
             if part.is_empty() {
                 return Ok(None);
@@ -412,15 +413,15 @@ impl Coming {
                     _ => Err(io::ErrorKind::UnexpectedEof.into()),
                 };
             }
-            let bytes = (there.bytes.min(part.end) - part.start).min(PIECE_BYTES);
-            let piece = coming.read(part.start, bytes as u32).await?;
+            let room = budget.room(there.bytes.min(part.end) - part.start).await;
+            let piece = coming.read(part.start, room.bytes()).await?;
             if piece.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             let rest = part.start + piece.len() as u64..part.end;
             coming.tail.moved_to(reader.number, rest.start);
             coming.release_stored();
-            Ok(Some((piece, (reader, progress, rest))))
+            Ok(Some((room.hold(piece), (reader, progress, rest, budget))))
         }))
     }
 }

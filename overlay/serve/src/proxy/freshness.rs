@@ -68,7 +68,10 @@ impl Freshness {
             false if head.headers.contains_key(header::LAST_MODIFIED) => Duration::ZERO,
             false => options.unspecified,
         };
-        let is_open = !explicit && UNDERSTOOD.contains(&code) && !said.has("no-cache") && !operators.is_zero();
+        // From HTTP/1.0 servers (RFC 9111, section 5.4).
+        let pragma = Directives::in_header(&head.headers, &header::PRAGMA);
+        let forbids = said.has("no-cache") || pragma.has("no-cache");
+        let is_open = !explicit && UNDERSTOOD.contains(&code) && !forbids && !operators.is_zero();
         let rule = Response::builder().status(shown_status(head, &said, explicit)).body(());
         let mut response = rule.unwrap_or_default();
         *response.headers_mut() = shown_headers(head, &said);
@@ -408,6 +411,8 @@ mod tests {
             (503, &[], 0),
             (200, &[(cc, "max-age=5")], 5),
             (200, &[(cc, "no-cache")], 0),
+            (200, &[("pragma", "No-Cache")], 0),
+            (200, &[("pragma", "no-cache"), ("etag", "\"a\"")], 0),
             (200, &[("expires", "0")], 0),
             (200, &[("set-cookie", "a=b")], 0),
             (200, &[("last-modified", "now-1000")], 100),

@@ -103,7 +103,9 @@ impl ResponseHead {
     }
 
     /// The head after a 304 has confirmed it; `None` if the 304 is about another response, or for one client alone.
-    pub fn confirmed(&self, parts: &response::Parts, asked: SystemTime) -> Option<Self> {
+    /// `authorized`: the request was. Then the 304 says nothing about clients that are not, and only the response itself can
+    /// say that it is for them, too.
+    pub fn confirmed(&self, parts: &response::Parts, asked: SystemTime, authorized: bool) -> Option<Self> {
         let weak = |value: &HeaderValue| text(value.as_bytes()).trim_start_matches("W/").to_owned();
         if let Some(tag) = parts.headers.get(header::ETAG)
             && self.headers.get(header::ETAG).map(weak) != Some(weak(tag))
@@ -130,7 +132,8 @@ impl ResponseHead {
         if !vary_of(&headers)?.iter().all(|name| by.contains(&name)) {
             return None;
         }
-        Some(Self { headers, received: fresh.received, delay: fresh.delay, ..self.clone() })
+        let authorized = self.authorized || authorized;
+        Some(Self { headers, received: fresh.received, delay: fresh.delay, authorized, ..self.clone() })
     }
 
     /// Whether the response is one to a request with these headers.
@@ -305,14 +308,16 @@ mod tests {
         );
         let asked = SystemTime::now();
         let confirmed =
-            head.confirmed(&parts(&[("etag", b"W/\"a\""), ("x", b"3"), ("content-encoding", b"br")]), asked).unwrap();
+            head.confirmed(&parts(&[("etag", b"W/\"a\""), ("x", b"3"), ("content-encoding", b"br")]), asked, false);
+        let confirmed = confirmed.unwrap();
         let all = |name: &str| confirmed.headers.get_all(name).iter().map(|v| text(v.as_bytes())).collect::<Vec<_>>();
         assert_eq!(
             (all("x"), all("y"), all("content-encoding")),
             (vec!["3".into()], vec!["1".into()], vec!["gzip".into()])
         );
         assert_eq!(all("etag"), ["\"a\""]);
-        assert!(head.confirmed(&parts(&[("etag", b"\"b\"")]), asked).is_none());
-        assert!(head.confirmed(&parts(&[("set-cookie", b"a=b")]), asked).is_none());
+        assert!(head.confirmed(&parts(&[("etag", b"\"b\"")]), asked, false).is_none());
+        assert!(head.confirmed(&parts(&[("set-cookie", b"a=b")]), asked, false).is_none());
+        assert!(!confirmed.authorized && head.confirmed(&parts(&[]), asked, true).is_some_and(|head| head.authorized));
     }
 }

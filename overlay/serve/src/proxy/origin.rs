@@ -13,6 +13,9 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::head::end_to_end;
+use crate::access::has_signature;
+use crate::content::check_escapes;
+use crate::send_budget::ResponseBudget;
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -20,6 +23,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long a connection waits for another request: shorter than servers do, some of which close it after five seconds.
 const IDLE: Duration = Duration::from_secs(4);
+/// What a piece counts for that is passed on to a client as the origin sent it.
+const UNKNOWN_PIECE_BYTES: u64 = 16 << 10;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// How this program names itself to other servers, and sees its own requests again.
@@ -89,6 +94,8 @@ pub struct OriginResponse {
     pub asked: SystemTime,
     /// Its end is told, so that a body that breaks off is seen.
     pub is_delimited: bool,
+    /// It answers a second request: the connection broke after the first one, which may have taken effect.
+    pub is_repeated: bool,
     body: reqwest::Response,
 }
 
@@ -136,9 +143,7 @@ impl OriginServer {
         for name in misleading {
             forwarded.remove(name);
         }
-        // A URL that this node signed is as good as a token.
-        let signed = |value: &HeaderValue| value.as_bytes().windows(10).any(|part| part == b"signature=");
-        if forwarded.get(header::REFERER).is_some_and(signed) {
+        if forwarded.get_all(header::REFERER).iter().any(|value| has_signature(value.as_bytes())) {
             forwarded.remove(header::REFERER);
         }
         if let Some(addresses) = addresses {
@@ -195,11 +200,11 @@ impl OriginServer {
         let answer = async {
             match (asking.send().await, again) {
                 // The origin may have closed a connection that was idle, just as the request went out.
-                (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => again.send().await,
-                (answer, _) => answer,
+                (Err(error), Some(again)) if !error.is_timeout() && !error.is_connect() => (again.send().await, true),
+                (answer, _) => (answer, false),
             }
         };
-        let body = tokio::time::timeout(SILENCE, answer).await.map_err(|_| silence())?;
+        let (body, is_repeated) = tokio::time::timeout(SILENCE, answer).await.map_err(|_| silence())?;
         let body = body.map_err(|error| no_answer(&error))?;
         let (mut head, ()) = http::Response::new(()).into_parts();
         (head.status, head.headers) = (body.status(), body.headers().clone());
@@ -212,7 +217,7 @@ impl OriginServer {
             // Then it does not count (RFC 9112, section 6.3).
             head.headers.remove(header::CONTENT_LENGTH);
         }
-        Ok(OriginResponse { head, length, asked, is_delimited, body })
+        Ok(OriginResponse { head, length, asked, is_delimited, is_repeated, body })
     }
 }
 
@@ -223,30 +228,41 @@ fn ends_chunked(headers: &HeaderMap) -> bool {
     coding.is_some_and(|coding| coding.trim().eq_ignore_ascii_case("chunked"))
 }
 
-/// Whether a path reaches the origin as it is. One with dot segments or backslashes may stand for another path there, also if
-/// they are escaped, or have parameters after a semicolon.
+/// Whether a path, in its canonical form, reaches the origin as it is. One with dot segments or backslashes may stand for
+/// another path there, also if they are escaped, or have parameters after a semicolon. So may one with an escape that is
+/// none: servers differ in what they take it for.
 pub fn is_plain(path: &str) -> bool {
     let bad = |part: &str| {
         let decoded: Vec<u8> = percent_decode_str(part).collect();
         let name = decoded.split(|byte| *byte == b';').next().unwrap_or_default();
         matches!(name, b"." | b"..") || decoded.contains(&b'\\') || decoded.contains(&0)
     };
-    path.starts_with('/') && !path.split('/').any(bad)
+    path.starts_with('/') && check_escapes(path).is_ok() && !path.split('/').any(bad)
 }
 
-/// Returns a target with escapes in their one form (RFC 3986, section 6.2.2): all such targets are the same.
+/// Returns the path of a target.
+pub fn path_of(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
+
+/// Returns a target with escapes in their one form (RFC 3986, section 6.2.2): all such targets are the same. The canonical
+/// form of a canonical target is the target itself.
 pub fn canonical(target: &str) -> String {
     let mut canonical = String::with_capacity(target.len());
     let mut rest = target;
     while let Some(at) = rest.find('%') {
         canonical.push_str(&rest[..at]);
-        let escape = rest.get(at + 1..at + 3).and_then(|digits| Some((digits, u8::from_str_radix(digits, 16).ok()?)));
+        let digits = rest.get(at + 1..at + 3).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let escape = digits.and_then(|digits| Some((digits, u8::from_str_radix(digits, 16).ok()?)));
         let Some((digits, byte)) = escape else {
             canonical.push('%');
             rest = &rest[at + 1..];
             continue;
         };
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        // Right after a percent sign that begins no escape, a decoded digit would make it begin one. An escape that is whole
+        // ends in two digits.
+        let would_escape = canonical.bytes().rev().take(2).any(|before| before == b'%');
+        if !would_escape && (byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)) {
             canonical.push(char::from(byte));
         } else {
             canonical.push('%');
@@ -317,16 +333,26 @@ impl OriginResponse {
         }
     }
 
-    pub fn into_pieces(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-        stream::try_unfold(self, |mut response| async move {
+    /// Whether the request has certainly changed nothing. An error of the origin may come after a part of the work. So may the
+    /// refusal of a repeated request: its first one may be the reason.
+    pub fn has_changed_nothing(&self) -> bool {
+        self.head.status.is_client_error() && !self.is_repeated
+    }
+
+    pub fn into_pieces(self, budget: ResponseBudget) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        stream::try_unfold((self, budget), |(mut response, budget)| async move {
+            // How long the piece will be is not known.
+            let room = budget.room(UNKNOWN_PIECE_BYTES).await;
             let piece = response.piece().await.map_err(|why| io::Error::other(why.reason()))?;
-            Ok(piece.map(|piece| (piece, response)))
+            Ok(piece.map(|piece| (room.hold(piece), (response, budget))))
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -352,6 +378,10 @@ mod tests {
             "/a/.%2e;x/b",
             "/..%5cb",
             "/a%00",
+            "/a/%",
+            "/a/%zz",
+            "/a/%+f",
+            "/a/%%32e%%32e/b",
             "*",
             "",
         ] {
@@ -371,6 +401,37 @@ mod tests {
             [("/%61%2fb?%c3%A9=%7e", "/a%2Fb?%C3%A9=~"), ("/%", "/%"), ("/%zz%4", "/%zz%4"), ("/100%é", "/100%é")]
         {
             assert_eq!(canonical(target), expected);
+        }
+        assert_ne!(canonical("/%+f"), canonical("/%+F"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_canonical_target_has_no_other_form(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    4 => Just("%".to_owned()),
+                    2 => "[0-9a-gA-G+]",
+                    2 => any::<u8>().prop_map(|byte| format!("%{byte:02x}")),
+                    2 => (b'0'..=b'9').prop_map(|digit| format!("%{digit:02X}")),
+                    1 => Just("é".to_owned()),
+                    1 => Just("/.".to_owned()),
+                ],
+                0..12,
+            ),
+        ) {
+            let target = parts.concat();
+            let once = canonical(&target);
+            prop_assert_eq!(canonical(&once), once.clone(), "{}", target);
+            // A path that is plain is the same path for a server, however it reads escapes.
+            let path = format!("/{once}");
+            if is_plain(&path) {
+                let mut url = Url::parse("http://host").unwrap();
+                url.set_path(&path);
+                prop_assert_eq!(url.path().split('/').count(), path.split('/').count(), "{}", target);
+            }
         }
     }
 

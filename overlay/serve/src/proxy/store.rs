@@ -18,7 +18,7 @@ use forebay_engine::{NewFile, Overlay, ServedFile};
 use http::{HeaderMap, HeaderName};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{RwLock, Semaphore};
 use twox_hash::XxHash3_64;
 
 use super::freshness::{Freshness, FreshnessOptions};
@@ -130,6 +130,9 @@ pub struct Unfinished {
     pub place: ResponsePlace,
     file: NewFile,
     written: Mutex<WrittenBody>,
+    /// Until the file is closed: a response that is whole holds none of the room for those that are coming, however slowly
+    /// clients read it.
+    _room: Option<ComingRoom>,
 }
 
 /// What has been written of a body.
@@ -166,6 +169,9 @@ pub struct ResponseStore {
     coming: Arc<AtomicU64>,
     /// For responses that are passed on: the memory is bounded.
     tails: Arc<Semaphore>,
+    /// Held to read from the look whether a response is outdated until it is found by its name. A removal that a client asked for
+    /// waits for that: it removes what was found to be current before.
+    publishing: RwLock<()>,
     boot: String,
     /// Of this process.
     temporary: String,
@@ -177,7 +183,8 @@ impl ResponseStore {
         let open = Mutex::new(OpenResponses { by_place, removals: 0 });
         let temporary = format!("{TEMPORARY}{:016x}-", rand::random::<u64>());
         let tails = Arc::new(Semaphore::new(TAILS_MAX));
-        Self { overlay, options, open, coming: Arc::default(), tails, boot: boot_id(), temporary }
+        let (coming, publishing) = (Arc::default(), RwLock::default());
+        Self { overlay, options, open, coming, tails, publishing, boot: boot_id(), temporary }
     }
 
     pub fn options(&self) -> &FreshnessOptions {
@@ -242,33 +249,51 @@ impl ResponseStore {
         let varied = names.iter().map(|name| (name.clone(), None)).collect();
         let head = ResponseHead { marks: Some(since), ..ResponseHead::new(&parts, varied, SystemTime::now()) };
         let removals = self.removals();
-        self.begin(ResponsePlace::of(target)).await?.finish(self, head, removals, || false).await?;
+        self.begin(ResponsePlace::of(target), None).await?.finish(self, head, removals, || false).await?;
         Ok(())
     }
 
-    /// Begins to write a response.
+    /// Begins to write a response. `room`: for its body, if it has one.
     ///
     /// # Errors
     /// Those of [`Overlay::make_file`].
-    pub async fn begin(&self, place: ResponsePlace) -> Result<Unfinished> {
+    pub async fn begin(&self, place: ResponsePlace, room: Option<ComingRoom>) -> Result<Unfinished> {
         let temporary = format!("{}{:032x}", self.temporary, rand::random::<u128>());
         let file = self.overlay.make_file(&place.dir, temporary.as_bytes()).await?;
-        Ok(Unfinished { place, file, written: Mutex::default() })
+        Ok(Unfinished { place, file, written: Mutex::default(), _room: room })
     }
 
-    /// Keeps the new head of a response that the origin has confirmed.
-    pub async fn confirm(&self, stored: &Stored, head: ResponseHead) -> Arc<Stored> {
-        stored.body.write_head(&head).await;
+    /// Returns a response that the origin has confirmed, with its new head. It is kept, unless it is outdated.
+    pub async fn confirm(
+        &self,
+        stored: &Stored,
+        head: ResponseHead,
+        is_outdated: impl Fn() -> bool + Send,
+    ) -> Arc<Stored> {
+        let _publishing = self.publishing.read().await;
+        // Before the look whether it is outdated, as in `Unfinished::finish`.
+        let removals = self.removals();
+        let is_kept = !is_outdated();
+        if is_kept {
+            stored.body.write_head(&head).await;
+        }
         let fresh = Freshness::of(&head, &self.options);
-        let removals = self.open.lock().removals;
         let stored = Stored { place: stored.place.clone(), head, fresh, body: stored.body.clone() };
         let stored = Arc::new(stored);
-        self.keep(stored.clone(), removals);
+        if is_kept {
+            self.keep(stored.clone(), removals);
+        }
         stored
     }
 
-    /// Removes what is kept for a URL.
+    /// Waits until no response is published that was found to be current before now.
+    async fn until_published(&self) {
+        drop(self.publishing.write().await);
+    }
+
+    /// Removes what is kept for a URL. The flights for it are outdated.
     pub async fn invalidate(&self, target: &str) {
+        self.until_published().await;
         self.remove(&ResponsePlace::of(target)).await;
     }
 
@@ -280,11 +305,13 @@ impl ResponseStore {
         self.close(|open| open == place);
     }
 
-    /// Removes what is kept for a URL's path, whatever its query, and for all below it. Returns the number of responses.
+    /// Removes what is kept for a URL's path, whatever its query, and for all below it. The flights for it are outdated.
+    /// Returns the number of responses.
     ///
     /// # Errors
     /// Those of the catalog.
     pub async fn purge(&self, path: &str) -> Result<u64> {
+        self.until_published().await;
         self.close(|_| true);
         let removed = self.remove_path(path).await;
         self.close(|_| true);
@@ -467,10 +494,13 @@ impl Unfinished {
         };
         let head = ResponseHead { sum, ..head };
         self.file.write(length, head.tail(length, 0).into()).await?;
-        if is_outdated() {
-            return Ok(None);
+        {
+            let _publishing = store.publishing.read().await;
+            if is_outdated() {
+                return Ok(None);
+            }
+            self.file.publish(self.place.name.as_bytes()).await?;
         }
-        self.file.publish(self.place.name.as_bytes()).await?;
         // Another response may have taken the name meanwhile: this is about the one that was written.
         let file = self.file.reopen().await?;
         let Some(stored) = store.read_file(&self.place, file).await?.map(Arc::new) else { return Ok(None) };
