@@ -87,6 +87,9 @@ pub struct HttpClient {
     pub windows: Option<Windows>,
 }
 
+/// Bytes that a listener takes as the head of a request, if it is told nothing else.
+pub const REQUEST_HEAD_BYTES: usize = 32 << 10;
+
 /// What one listener allows.
 #[derive(Debug, Clone)]
 pub struct ListenerLimits {
@@ -107,7 +110,7 @@ impl Default for ListenerLimits {
         Self {
             connections: 16_384,
             head: Duration::from_secs(30),
-            head_bytes: 32 << 10,
+            head_bytes: REQUEST_HEAD_BYTES,
             stalled: Duration::from_secs(60),
             ending: Duration::from_secs(30),
         }
