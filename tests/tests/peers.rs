@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +16,14 @@ use forebay_api::peers::{MemberSource, PassOver, PeerState};
 use forebay_tests::cache_node::Node;
 use forebay_tests::cluster::{NodeAddress, TOKEN, addresses, node, node_with, nodes, passed_over, peers, peers_file};
 use forebay_tests::http;
-use forebay_tests::mount::{COMMAND, Mount, Options, Place, alone, attempt, content};
+use forebay_tests::mount::{COMMAND, Mount, Options, Place, alone, content};
 use forebay_tests::network::Network;
 use forebay_tests::process::{need, run, wait_until};
 use forebay_tests::servers::etcd::Etcd;
 use forebay_tests::servers::s3::Versitygw;
 use forebay_tests::servers::{Remote, Server, free_port};
 use forebay_tests::tree;
+use rustix::fs::{Mode, OFlags};
 
 const MIB: usize = 1 << 20;
 
@@ -537,45 +539,54 @@ fn the_door_is_closed_without_the_token_and_bad_requests_are_refused() {
     assert_eq!(fs::read(mount.path("f")).unwrap(), b"content");
 }
 
-#[test]
-fn a_bad_peers_file_is_refused_and_a_changed_one_is_taken() {
-    let _alone = alone();
-    let place = Place::new();
-    let (this, other) = (NodeAddress::new("this"), NodeAddress::new("other"));
-    let file = peers_file(&place.at(""), &this, &[], "placement = \"somewhere\"");
-    let options = Options { more: vec!["--peers".into(), file.display().to_string()], ..Options::default() };
-    attempt(&place, &options).refused(2, &["peers.toml", "somewhere", "CLUSTER.md"]);
-    peers_file(&place.at(""), &this, &[], "");
-    let mount = Mount::on(place, options);
-    assert_eq!(peers(&mount).members.len(), 1);
-    peers_file(&mount.place.at(""), &this, &[this.clone(), other], "");
-    wait_until("the new member is known", || peers(&mount).members.len() == 2);
-    let state = |name: &str| peers(&mount).members.iter().find(|member| member.node == name).map(|m| m.state);
-    assert_eq!((state("this"), state("other")), (Some(PeerState::This), Some(PeerState::Trusted)));
-    fs::write(&file, "listen = 1").unwrap();
-    wait_until("the fault is told", || mount.log().contains("the members stay as they are"));
-    assert_eq!(peers(&mount).members.len(), 2);
-    let without = Mount::new(Options::default());
-    without.forebay(["peers"], &[&without.place.mnt()]).refused(2, &["has no peers", "--peers FILE"]);
+/// Opens the directory below `top` that has these names above it and its own, one after the other: together, they are longer
+/// than the path of a call may be.
+fn deep(top: &Path, names: &[String], makes: bool) -> OwnedFd {
+    let directory = OFlags::RDONLY | OFlags::DIRECTORY;
+    let mut at = rustix::fs::open(top, directory, Mode::empty()).unwrap();
+    for name in names {
+        if makes {
+            rustix::fs::mkdirat(&at, name.as_str(), Mode::from_raw_mode(0o755)).unwrap();
+        }
+        at = rustix::fs::openat(&at, name.as_str(), directory, Mode::empty()).unwrap();
+    }
+    at
 }
 
-/// SEMANTICS 11: "If a worker dies, another one replaces it." The mount serves, whatever became of its peers file.
+/// The head of an HTTP request has a bound, and each byte of these names is escaped.
 #[test]
-fn a_worker_that_starts_again_serves_without_a_peers_file_until_it_can_be_read() {
+fn a_file_whose_path_is_too_long_for_a_request_makes_no_peer_suspected() {
+    const FILES: u64 = 20;
     let _alone = alone();
-    let (place, this) = (Place::new(), NodeAddress::new("this"));
-    let file = peers_file(&place.at(""), &this, std::slice::from_ref(&this), "");
-    let mount =
-        Mount::on(place, Options { more: vec!["--peers".into(), file.display().to_string()], ..Options::default() });
-    fs::write(mount.path("a"), "a").unwrap();
-    fs::write(&file, "placement = ").unwrap();
-    let worker = mount.worker();
-    mount.kill_worker();
-    mount.wait_for_other_worker(worker);
-    assert_eq!(fs::read(mount.path("a")).unwrap(), b"a");
-    mount.forebay(["peers"], &[&mount.place.mnt()]).refused(2, &["has no peers"]);
-    assert!(mount.log().contains("serves without peers"), "{}", mount.log());
-    peers_file(&mount.place.at(""), &this, std::slice::from_ref(&this), "");
-    wait_until("the peers are known", || mount.forebay(["peers"], &[&mount.place.mnt()]).code == Some(0));
-    assert_eq!(peers(&mount).members.len(), 1);
+    let pool = Place::new();
+    let dir = pool.pool();
+    let names = vec!["\u{e9}".repeat(127); 45];
+    let bytes = content(99, 30_000);
+    let make =
+        rustix::fs::openat(deep(&dir, &names, true), "f", OFlags::WRONLY | OFlags::CREATE, Mode::RUSR | Mode::WUSR);
+    fs::File::from(make.unwrap()).write_all(&bytes).unwrap();
+    for at in 0..FILES {
+        fs::write(dir.join(format!("f{at}")), content(at, 30_000)).unwrap();
+    }
+    let url = dir.to_str().unwrap().to_owned();
+    let remote = Remote { url, tree: Arc::new(tree::Files(dir.clone())), environment: BTreeMap::new() };
+    let mounts = nodes(&addresses(2), &Options { remote: Some(remote), ..Options::default() });
+    for mount in &mounts {
+        let at = deep(&mount.place.mnt(), &names, false);
+        let mut read = Vec::new();
+        let file = rustix::fs::openat(at, "f", OFlags::RDONLY, Mode::empty()).unwrap();
+        fs::File::from(file).read_to_end(&mut read).unwrap();
+        assert!(read == bytes);
+        for at in 0..FILES {
+            assert!(fs::read(mount.path(format!("f{at}"))).unwrap() == content(at, 30_000));
+        }
+    }
+    let counters: Vec<_> = mounts.iter().map(|mount| mount.status().counters).collect();
+    let from_peers: u64 = counters.iter().map(|counters| counters.peer_read_bytes).sum();
+    assert_eq!(from_peers, FILES * 30_000, "all other files");
+    for mount in &mounts {
+        let status = peers(mount);
+        assert!(status.members.iter().all(|member| member.state != PeerState::Suspected), "{status:?}");
+        assert_eq!(passed_over(mount, "gone"), 0, "{status:?}");
+    }
 }

@@ -27,6 +27,30 @@ async fn what_does_not_fit_is_refused_before_it_is_staged_with_the_numbers() {
     assert_eq!(fixture.metrics.snapshot().bytes_read(), 0);
 }
 
+/// SEMANTICS 16: "A stage that does not fit is refused before it starts, with the numbers and exit code 5."
+/// What is requested and resident needs its room, too, leased or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_that_does_not_fit_beside_leases_is_refused_though_a_part_of_it_is_resident() {
+    const MIB: usize = 1 << 20;
+    let fixture = Fixture::new();
+    for (name, mib) in [("a", 40), ("b", 20), ("c", 30)] {
+        fixture.put(name, &vec![1; mib * MIB]).await;
+    }
+    let overlay = fixture.limited(64 << 20).await;
+    assert_eq!(stage(&overlay, "a").await.1, Vec::new());
+    assert_eq!(read(&overlay, "b").await.unwrap().len(), 20 * MIB);
+    let before = fixture.metrics.snapshot().bytes_read();
+    let both = StageRequest { paths: vec!["b".into(), "c".into()], lease_owner: "job".into(), ..Default::default() };
+    let (done, _) = summary(overlay.stage(both)).await;
+    assert!(done.refused.is_some(), "{done:?}");
+    let message = done.message.unwrap();
+    assert!(["52428800", "31457280", "67108864", "41943040"].iter().all(|n| message.contains(n)), "{message}");
+    assert_eq!(fixture.metrics.snapshot().bytes_read(), before);
+    // What has a lease already counts once.
+    let again = StageRequest { paths: vec!["a".into(), "b".into()], lease_owner: "job".into(), ..Default::default() };
+    assert_eq!(summary(overlay.stage(again)).await.1, Vec::new());
+}
+
 /// SEMANTICS 50: "asks the pool again for names that the daemon does not know"
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_just_appeared_in_the_pool_is_staged() {

@@ -58,6 +58,17 @@ impl Catalog {
         })
     }
 
+    /// Returns the highest number of a job that has a record, also if only another version can read the record.
+    pub fn newest_job(&self) -> Result<Option<JobSerial>> {
+        let mut newest = None;
+        self.scan(cf::JOBS, b"h", |key, _| {
+            let Some(serial) = key.strip_prefix(b"h") else { return Ok(false) };
+            newest = Some(super::id_of(serial)?);
+            Ok(true)
+        })?;
+        Ok(newest)
+    }
+
     /// Returns a record. One that only another version can read counts as absent: it must not keep other jobs from running.
     /// The log names each such record once.
     fn readable_job(&self, serial: JobSerial, value: &[u8]) -> Option<JobHead> {
@@ -241,5 +252,10 @@ mod tests {
         });
         all.unwrap();
         assert_eq!(serials, [1, 3]);
+        let mut batch = catalog.batch();
+        batch.put_raw(cf::JOBS, &key(b'h', 7), b"{}");
+        catalog.write(batch).unwrap();
+        catalog.put_local_file(9, Ino(1)).unwrap();
+        assert_eq!(catalog.newest_job().unwrap(), Some(7));
     }
 }

@@ -39,7 +39,7 @@ pub use identity::{BadNodeId, Member, NodeId, Role};
 pub use lending::{GIVES_AT_ONCE, GIVES_OF_ONE_RANGE, HeldRange, Lend, Lender, LocalFacts};
 pub use members::{MemberList, MemberSource, Roster, Seat};
 pub use ownership::{
-    FileKey, FileOwners, RANGE_BYTES, RANKED, RANKS, RangeKey, Ranked, owners_of, range_of, ranges_of,
+    DEALT_MAX, FileKey, FileOwners, RANGE_BYTES, RANKED, RANKS, RangeKey, Ranked, owners_of, range_of, ranges_of,
 };
 pub use pass_over::{PassOver, PassOvers};
 pub use placement::{Confinement, Placement, Placing};

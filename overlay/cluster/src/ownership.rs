@@ -27,6 +27,10 @@ pub const RANKED: usize = 8;
 /// The most ranges of a file that a member owns first, as a multiple of its even share; at least one.
 pub const LOAD_BOUND: f64 = 1.25;
 
+/// The most ranges of a file that are dealt out: 4 TiB. With so many, the scores alone spread them well, and any user can make
+/// a sparse file that is larger. All nodes must have the same number.
+pub const DEALT_MAX: u64 = 1 << 16;
+
 /// The most scores that are computed to deal out one file: some 50 ms of one core. A file with more ranges, for its number
 /// of members, has its first owners by the score alone.
 const SCORES_MAX: u64 = 1 << 24;
@@ -89,7 +93,7 @@ impl FileOwners {
     pub fn of(roster: &Roster, eligible: Vec<Seat>, file: FileKey, ranges: u64) -> Self {
         let mut owners = Self { file, ranges, eligible, dealt: Vec::new() };
         let count = owners.eligible.len() as u64;
-        if ranges > 1 && count > 1 && ranges.saturating_mul(count) <= SCORES_MAX {
+        if (2..=DEALT_MAX).contains(&ranges) && count > 1 && ranges.saturating_mul(count) <= SCORES_MAX {
             owners.deal(roster);
         }
         owners

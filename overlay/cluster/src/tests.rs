@@ -106,6 +106,20 @@ proptest! {
     }
 }
 
+/// A sparse file may have any number of ranges.
+#[test]
+fn no_more_ranges_are_dealt_out_than_can_be_remembered_and_the_spread_is_even_without() {
+    let roster = roster(0..4);
+    let owners = |ranges| FileOwners::of(&roster, Placing::default().eligible(&roster), files(0, &[1])[0].0, ranges);
+    assert!(owners(DEALT_MAX).most_owned().is_some());
+    for ranges in [DEALT_MAX + 1, 1 << 22, u64::MAX >> 26] {
+        assert_eq!(owners(ranges).most_owned(), None, "{ranges}");
+    }
+    let (large, mut owned) = (owners(DEALT_MAX + 1), [0_u64; 4]);
+    (0..=DEALT_MAX).for_each(|index| owned[large.ranked(&roster, index)[0] as usize] += 1);
+    assert!(owned.iter().all(|count| *count * 4 < DEALT_MAX + DEALT_MAX / 16), "{owned:?}");
+}
+
 /// These are what nodes of different releases have to agree on.
 #[test]
 fn owners_are_the_same_in_every_release() {

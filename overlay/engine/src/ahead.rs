@@ -70,15 +70,16 @@ impl Overlay {
         (state.record.kind == FileKind::File && state.record.pool_link().is_some()).then_some(state.record.size)
     }
 
-    /// Returns how many of the first `most` bytes of a file are not resident. `None`: neither the pool nor the fast
-    /// pool has the file.
-    pub fn missing_of(&self, ino: Ino, most: u64) -> Option<u64> {
+    /// Looks at the first `most` bytes of a file. Returns where they end, and how many of them are not resident. `None`:
+    /// neither the pool nor the fast pool has the file.
+    pub fn missing_of(&self, ino: Ino, most: u64) -> Option<(u64, u64)> {
         let node = self.inner.file_node(ino).ok()?;
         let size = {
             let state = node.state.lock();
             (state.record.file.is_whole() || state.record.pool_link().is_some()).then_some(state.record.size)?
         };
-        self.inner.missing_bytes(&node, 0..size.min(most)).ok()
+        let end = size.min(most);
+        Some((end, self.inner.missing_bytes(&node, 0..end).ok()?))
     }
 
     /// Returns how many bytes of the file at a path are not resident. `None`: the path is not known.
@@ -134,20 +135,23 @@ impl Overlay {
     }
 
     /// Fetches ranges of the version that the pool has since `since`. Requests of readers go first. `wanted` chooses
-    /// the ranges by the size of the file. `fetched` gets the bytes of each attempt.
-    pub async fn fetch_current_ahead(
+    /// the ranges by the size that the file has now. `fetched` gets the bytes of each attempt.
+    pub async fn fetch_current_ahead<F>(
         &self,
         ino: Ino,
         since: Instant,
-        wanted: impl Fn(u64) -> Vec<Range<u64>>,
+        wanted: impl Fn(u64) -> F,
         fetched: impl Fn(u64),
-    ) -> Result<()> {
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<Vec<Range<u64>>>>,
+    {
         let inner = &self.inner;
         let node = &inner.file_node(ino)?;
         let (wanted, fetched) = (&wanted, &fetched);
         let attempt = |size| async move {
             let before = inner.resident_bytes(node, size)?;
-            let ranges: Vec<_> = if size == 0 { std::iter::once(0..0).collect() } else { wanted(size) };
+            let ranges: Vec<_> = if size == 0 { std::iter::once(0..0).collect() } else { wanted(size).await? };
             let mut result = Ok(());
             for range in ranges {
                 if result.is_ok() {

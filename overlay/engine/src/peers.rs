@@ -30,8 +30,9 @@ pub struct PeerWish {
 
 /// What asks other nodes for bytes before the pool is asked.
 pub trait PeerSource: Send + Sync + 'static {
-    /// Returns a stream of the bytes of a wish; `None`: the pool must be asked. After an error of the stream, the pool is
-    /// asked for what did not come.
+    /// Returns a stream of the bytes of a wish, once they begin to come; `None`: the pool must be asked. The stream takes them
+    /// only while it is polled, so the caller can get memory for them first. After an error of the stream, the pool is asked
+    /// for what did not come.
     fn stream(&self, wish: PeerWish) -> BoxFuture<'_, Option<ContentStream>>;
 
     /// Returns the ranges of a version of a file of which this node is the first owner, in their order. Ranges that follow

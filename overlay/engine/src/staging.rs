@@ -4,6 +4,7 @@ mod cluster_share;
 pub mod leases;
 mod paths;
 mod reporter;
+mod room;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -129,23 +130,20 @@ impl Overlay {
         };
         let ToStage { mut files, declared, arrived, mut message } = found?;
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
-        let _counted = self.keep_to_quota(&mut files, declared, owner, request, &mut message).await?;
-        let (mut missing, mut total) = (0_u64, 0_u64);
-        for ino in &files {
-            consume_budget().await;
-            let Some(node) = inner.node_unless_gone(*ino)? else { continue };
-            let share = match inner.share_of(&node, request.cluster) {
-                // It has grown since the files were found: its staging reports that.
-                Err(e) if e.is(ErrorKind::NoSpace) => continue,
-                share => share?,
-            };
-            let (bytes, absent) = inner.bytes_of_share(&node, &share)?;
-            total = total.saturating_add(bytes);
-            missing = missing.saturating_add(absent);
+        let sizes = self.sizes_to_stage(&files, request.cluster).await?;
+        // What is expected of a file is its size at an earlier use: it may have grown since.
+        match sizes.leave_out(&mut files, declared) {
+            0 => {}
+            left_out => {
+                let why = format!("{left_out} files that may be read are left out: there is no room for them");
+                message = Some(message.map_or(why.clone(), |message| format!("{message}; {why}")));
+            }
         }
+        let _counted = self.keep_to_quota(&mut files, declared, owner, request, &mut message).await?;
+        let missing = sizes.missing_bytes(&files);
         let came = files.iter().filter_map(|ino| arrived.get(ino)).fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
         reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing.saturating_add(came) });
-        inner.check_fits(missing, total)?;
+        sizes.check(&files)?;
         if request.dry_run {
             reporter.planned(files.len() as u64, missing, message);
             return Ok(());
@@ -237,7 +235,7 @@ impl Overlay {
         self.inner.keep_share(&mut files, request.cluster, reporter).await?;
         let (declared, mut message) = (files.len(), None);
         if let Some(invocation) = &request.invocation {
-            message = self.add_foreseen(&mut files, invocation, until, request, reporter).await?;
+            message = self.add_foreseen(&mut files, invocation, (begun, until), request, reporter).await?;
         }
         Ok(ToStage { files, declared, arrived: arrivals.0.into_inner(), message })
     }
@@ -248,7 +246,7 @@ impl Overlay {
         &self,
         files: &mut Vec<Ino>,
         invocation: &Invocation,
-        until: Option<Instant>,
+        (begun, until): (Instant, Option<Instant>),
         request: &StageRequest,
         reporter: &Reporter,
     ) -> Result<Option<String>> {
@@ -278,8 +276,11 @@ impl Overlay {
             .collect::<Vec<_>>();
         let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
             let ino = self.resolve(&parse_path(&expected.path).ok()?).await.ok()?;
-            // A path that is gone, or is no longer a file, is left out.
-            inner.file_node(ino).is_ok().then_some((ino, expected))
+            // A path that is gone, or is no longer a file, is left out. The size must be that of now, because the room is
+            // checked with it.
+            inner.file_node(ino).ok()?;
+            inner.revalidate(ino, Age::Since(begun)).await.ok()?;
+            Some((ino, expected))
         });
         let mut found = std::pin::pin!(found.buffered(CONCURRENCY));
         while let Some(found) = found.next().await {
@@ -438,25 +439,6 @@ impl Overlay {
 impl Inner {
     fn changes_while_staged(&self, ino: Ino) -> Error {
         Error::new(ErrorKind::Stale, Side::Pool, format!("{}: changes while it is staged", self.display(ino)))
-    }
-
-    /// Refuses what can never fit, before anything is fetched.
-    fn check_fits(&self, missing: u64, total: u64) -> Result<()> {
-        let limit = self.store.budget.limit();
-        let dirty = self.dirty_bytes()?;
-        let leased = self.leased_bytes()?;
-        let protected = dirty.saturating_add(leased.saturating_sub(total.saturating_sub(missing)));
-        if missing.saturating_add(protected) > limit {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                Side::Cache,
-                format!(
-                    "{missing} bytes are to be staged, but of {limit} bytes {dirty} are not flushed yet and {leased} are \
-                     leased: flush, end leases (`forebay evict --release-leases`), or give a larger --limit"
-                ),
-            ));
-        }
-        Ok(())
     }
 }
 

@@ -173,6 +173,11 @@ impl JobsInner {
 
     /// Takes over the jobs that an earlier daemon did not see the end of.
     pub(super) fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
+        // A clock that was set back must not make a new job look older than the records: then its own would be removed first.
+        if let Some(newest) = self.engine.catalog().newest_job()? {
+            let mut table = self.registry.table.lock();
+            table.last_serial = table.last_serial.max(newest);
+        }
         let mut local = self.engine.catalog().local_files()?;
         let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
         self.engine.catalog().jobs(|serial, head| {

@@ -143,10 +143,20 @@ impl JobsInner {
         Ok((profile.predict_similar(invocation, near), accuracy(Some(&head))))
     }
 
-    /// Returns the bytes that staged data may occupy: all but those that are dirty, leased, or staged for other jobs.
+    /// Returns the bytes that staged data may occupy: all but those that are dirty, leased, or staged for jobs.
     fn room_ahead(&self) -> Result<u64> {
+        self.room_beside(|_| true)
+    }
+
+    /// The same, with the bytes that are staged for this job.
+    fn room_ahead_for(&self, job: &Arc<JobPrefetch>) -> Result<u64> {
+        self.room_beside(|ahead| !Arc::ptr_eq(ahead, job))
+    }
+
+    fn room_beside(&self, counts: impl Fn(&Arc<JobPrefetch>) -> bool) -> Result<u64> {
         let running = self.foresight.running.lock();
-        let staged: u64 = running.values().map(|ahead| ahead.staged.lock().values().sum::<u64>()).sum();
+        let counted = running.values().filter(|ahead| counts(ahead));
+        let staged: u64 = counted.map(|ahead| ahead.staged.lock().values().sum::<u64>()).sum();
         drop(running);
         Ok(self.engine.room_ahead()?.saturating_sub(staged))
     }
@@ -249,3 +259,6 @@ impl Jobs {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -186,6 +186,11 @@ impl Registry {
         table.running.values().any(|running| running.is_joined_as(id) && running.head.is_held)
     }
 
+    /// Returns whether the job with this serial is in the table.
+    fn has(&self, serial: JobSerial) -> bool {
+        self.table.lock().running.values().any(|running| running.serial == serial)
+    }
+
     /// Returns the user of the running job of this name.
     fn user_of(&self, id: &str) -> Option<u32> {
         let table = self.table.lock();

@@ -347,4 +347,4 @@ impl JobsInner {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

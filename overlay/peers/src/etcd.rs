@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use forebay_cluster::{Member, MemberSource};
 use futures::FutureExt;
 use serde::Deserialize;
@@ -65,6 +66,23 @@ impl EtcdSettings {
 
     fn prefix(&self) -> String {
         format!("/forebay/{}/members/", self.name)
+    }
+}
+
+/// Looks for [`CANCELED`] in the text of a watch, which comes in pieces.
+#[derive(Debug, Default)]
+struct WatchEnd {
+    /// The last bytes of the text, fewer than are looked for.
+    last: Vec<u8>,
+}
+
+impl WatchEnd {
+    /// Takes the next piece. Returns whether the server has ended the watch.
+    fn is_in(&mut self, piece: &[u8]) -> bool {
+        self.last.extend_from_slice(piece);
+        let found = self.last.windows(CANCELED.len()).any(|text| text == CANCELED);
+        self.last.drain(..self.last.len().saturating_sub(CANCELED.len() - 1));
+        found
     }
 }
 
@@ -215,7 +233,7 @@ impl<'a> LeaseSession<'a> {
         let range = json!({ "key": encoded(&prefix), "range_end": encoded(&end), "start_revision": first.to_string() });
         let watch = timeout(CALL, self.send("/v3/watch", &json!({ "create_request": range }))).await;
         let mut watch = watch.map_err(|_| late())??;
-        let mut renew = interval(RENEW_EVERY);
+        let (mut renew, mut end_of_watch) = (interval(RENEW_EVERY), WatchEnd::default());
         let mut signed_by = self.token.clone();
         loop {
             tokio::select! {
@@ -233,12 +251,18 @@ impl<'a> LeaseSession<'a> {
                 }
                 // Whatever it says, the list is read again: once for all events that come together.
                 event = watch.chunk() => {
-                    let event = event.map_err(|e| e.to_string())?;
-                    if event.is_none_or(|event| event.windows(CANCELED.len()).any(|text| text == CANCELED)) {
-                        return Err("the watch has ended".to_owned());
-                    }
+                    let mut has_ended = |event: reqwest::Result<Option<Bytes>>| {
+                        let event = event.map_err(|e| e.to_string())?;
+                        match event.is_none_or(|event| end_of_watch.is_in(&event)) {
+                            true => Err("the watch has ended".to_owned()),
+                            false => Ok(()),
+                        }
+                    };
+                    has_ended(event)?;
                     sleep(EVENTS_TOGETHER).await;
-                    while let Some(Ok(Some(_))) = watch.chunk().now_or_never() {}
+                    while let Some(event) = watch.chunk().now_or_never() {
+                        has_ended(event)?;
+                    }
                     self.take_all().await?;
                 }
             }
@@ -285,6 +309,18 @@ mod tests {
     use super::*;
 
     const TOKEN: &str = "0123456789abcdef";
+
+    #[test]
+    fn the_end_of_a_watch_is_seen_in_whatever_pieces_it_comes() {
+        let text = b"{\"result\":{\"created\":true}}\n{\"result\":{\"canceled\":true}}\n";
+        for length in 1..=text.len() {
+            let mut end = WatchEnd::default();
+            assert!(!end.is_in(b"{\"result\":{\"events\":[]}}\n"));
+            let seen = text.chunks(length).filter(|piece| end.is_in(piece)).count();
+            assert_eq!(seen, 1, "in pieces of {length} bytes");
+            assert!(!end.is_in(b"{\"result\":{}}"), "{length}");
+        }
+    }
 
     #[test]
     fn only_members_under_their_own_name_are_taken() {

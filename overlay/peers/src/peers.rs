@@ -11,8 +11,8 @@ use forebay_api::peers::{PeerMember, PeerState, PeersStatus};
 use forebay_backends::store::no_http_client;
 use forebay_backends::{PoolPath, Version};
 use forebay_cluster::{
-    FileKey, FileOwners, Lender, Member, MemberList, MemberSource, Moment, NodeId, PassOver, PassOvers, PeerPatience,
-    RANGE_BYTES, RangeKey, Ranked, Role, Roster, Suspicions, UNSETTLED, range_of, ranges_of,
+    DEALT_MAX, FileKey, FileOwners, Lender, Member, MemberList, MemberSource, Moment, NodeId, PassOver, PassOvers,
+    PeerPatience, RANGE_BYTES, RangeKey, Ranked, Role, Roster, Suspicions, UNSETTLED, range_of, ranges_of,
 };
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -20,8 +20,10 @@ use parking_lot::Mutex;
 use crate::announcements::Announcements;
 use crate::settings::PeerSettings;
 
-/// Ranges of files whose owners are remembered, some 40 bytes for each: those of 64 TiB.
+/// Ranges of files whose owners are remembered, some 40 bytes for each: those of 16 files that are as large as any that is dealt
+/// out.
 const RANGES_REMEMBERED: usize = 1 << 20;
+const _: () = assert!(DEALT_MAX as usize <= RANGES_REMEMBERED);
 /// Files by which the share of each member is estimated.
 const SHARE_SAMPLES: u32 = 4096;
 /// How long the connection to a node may take. A node in one network answers within milliseconds.
@@ -153,12 +155,23 @@ impl Peers {
         }))
     }
 
-    /// Takes other members, placement and token. This node, its address and etcd stay.
+    /// Takes other members, placement and token. This node, its address and etcd stay. A file that is of another node is not
+    /// taken: its list need not name this one.
     pub fn reload(&self, settings: PeerSettings) {
         let before = &self.cluster.load().settings;
+        let (is, says) = (&before.own.id, &settings.own.id);
+        if is != says {
+            tracing::error!(
+                "the peers file says node = \"{says}\", and this node is \"{is}\": all stays as it is. Write node = \"{is}\", or \
+                 unmount and mount again to be \"{says}\""
+            );
+            return;
+        }
         let stays = (&before.own, before.listen, &before.etcd) == (&settings.own, settings.listen, &settings.etcd);
         if !stays {
-            tracing::warn!("the peers file names another node, address or etcd: they change with the next mount");
+            tracing::warn!(
+                "the peers file names another address, role or etcd for this node: they change with the next mount"
+            );
         }
         let (own, etcd) = (before.own.clone(), before.etcd.clone());
         let settings = PeerSettings { own, listen: before.listen, etcd, ..settings };
@@ -334,9 +347,9 @@ impl Peers {
 
 impl PeersState {
     fn remember(&mut self, file: (FileKey, u64, u64), owners: &Arc<FileOwners>) {
-        // The owners of a single range are found as fast as they are remembered.
+        // Where the scores alone decide, the owners of a range are found as fast as they are remembered.
         let dealt = owners.most_owned().map_or(0, |_| file.1 as usize);
-        if dealt == 0 || dealt > RANGES_REMEMBERED || self.owners.contains(&file) {
+        if dealt == 0 || self.owners.contains(&file) {
             return;
         }
         self.owners.put(file, owners.clone());
@@ -440,6 +453,37 @@ mod tests {
                 assert!(size < 40 * RANGE_BYTES || owned.iter().all(|owned| !owned.is_empty()), "{owned:?}");
             }
         }
+    }
+
+    /// Otherwise, each request for a chunk of the file would deal it out again.
+    #[test]
+    fn what_is_dealt_out_is_remembered() {
+        let node = node("n1", &["n1", "n2", "n3"]);
+        let cluster = node.cluster.load_full();
+        for ranges in [2, 1000, DEALT_MAX, DEALT_MAX + 1, 1 << 22] {
+            let time = Time { secs: 1, nanos: 0 };
+            let size = ranges * RANGE_BYTES;
+            let version = Version::Tag { etag: "e".into(), id: String::new(), size, mtime: time };
+            let owners = |name: &[u8]| node.file_owners(&cluster, FileKey::of("pool", name), &version);
+            let (first, second) = (owners(b"a"), owners(b"b"));
+            if first.most_owned().is_some() {
+                assert!(Arc::ptr_eq(&first, &owners(b"a")) && Arc::ptr_eq(&second, &owners(b"b")), "{ranges}");
+            }
+        }
+        assert!(node.state.lock().owned_ranges <= RANGES_REMEMBERED);
+    }
+
+    #[test]
+    fn a_peers_file_of_another_node_is_not_taken() {
+        let node = node("n1", &["n1", "n2"]);
+        let mut other = self::node("other", &["other", "n2", "n3"]).cluster.load().settings.clone();
+        node.reload(other.clone());
+        let members = |node: &Peers| node.status().members.into_iter().map(|member| member.node).collect::<Vec<_>>();
+        assert_eq!((node.status().node.as_str(), members(&node)), ("n1", vec!["n1".to_owned(), "n2".to_owned()]));
+        other.own.id = NodeId::new("n1").unwrap();
+        other.members[0].id = other.own.id.clone();
+        node.reload(other);
+        assert_eq!(members(&node), ["n1", "n2", "n3"]);
     }
 
     #[test]

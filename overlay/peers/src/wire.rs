@@ -13,6 +13,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use forebay_backends::{PoolPath, Time, Version, is_file_name};
 use forebay_cluster::{NodeId, PassOver, Purpose, range_of};
 use forebay_engine::Loan;
+use forebay_serve::REQUEST_HEAD_BYTES;
 use http::HeaderMap;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_decode_str, percent_encode};
 use smallvec::SmallVec;
@@ -37,6 +38,10 @@ const IF_RESIDENT: &str = "if-resident";
 
 /// What need not be escaped in a path or in a header.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.');
+
+/// Bytes of the head of a request beside the path, the version and the token: names of five nodes at most, an address, numbers
+/// and the names of the headers.
+const REST_OF_HEAD_BYTES: usize = 4 << 10;
 
 /// The length of the head of a frame.
 const HEAD_BYTES: usize = 8;
@@ -73,6 +78,13 @@ pub fn announced(body: &[u8]) -> Vec<PoolPath> {
 /// Returns the path of a request for a file.
 pub fn target(path: &PoolPath) -> String {
     format!("{PREFIX}{}", percent_encode(path.as_bytes(), ESCAPED))
+}
+
+/// Returns whether the door of another node takes the head of a request for a file. The escaped path of a file in deep
+/// directories may be longer than a whole head.
+pub fn fits_in_head(path: &PoolPath, version: &Version, token: &str) -> bool {
+    let escaped: usize = percent_encode(path.as_bytes(), ESCAPED).map(str::len).sum();
+    PREFIX.len() + escaped + tag_of(version).len() + token.len() <= REQUEST_HEAD_BYTES - REST_OF_HEAD_BYTES
 }
 
 /// Returns the file for which the path of a request asks.
@@ -222,6 +234,15 @@ pub enum PeerFrame {
     Refused(PassOver),
 }
 
+/// What the head of a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameHead {
+    Waiting,
+    /// The bytes of a chunk follow, with this checksum.
+    Chunk(u32),
+    Refused(PassOver),
+}
+
 /// Cuts what arrives into frames.
 #[derive(Debug, Default)]
 pub struct FrameReader {
@@ -238,32 +259,49 @@ impl FrameReader {
         self.pending.is_empty()
     }
 
-    /// Returns the next frame that is complete. `due`: the length that a chunk must have now.
+    /// Returns what the head of the next frame says, as soon as it has come. The frame is not taken. `due`: the length that a
+    /// chunk must have now.
+    ///
+    /// # Errors
+    /// `Damaged`: another length.
+    pub fn head(&self, due: u64) -> Result<Option<FrameHead>, PassOver> {
+        let Some(mut head) = self.pending.get(..HEAD_BYTES) else { return Ok(None) };
+        let (length, checksum) = (head.get_u32(), head.get_u32());
+        match (length, checksum) {
+            (0, 0) => Ok(Some(FrameHead::Waiting)),
+            (0, place) => match PassOver::ALL.get(place as usize - 1) {
+                Some(why) => Ok(Some(FrameHead::Refused(*why))),
+                None => Err(PassOver::Damaged),
+            },
+            (length, checksum) if u64::from(length) == due => Ok(Some(FrameHead::Chunk(checksum))),
+            _ => Err(PassOver::Damaged),
+        }
+    }
+
+    /// Takes the next frame, if it is complete. `due`: the length that a chunk must have now.
     ///
     /// # Errors
     /// `Damaged`: another length, or another checksum.
     pub fn next(&mut self, due: u64) -> Result<Option<PeerFrame>, PassOver> {
-        let Some(mut head) = self.pending.get(..HEAD_BYTES) else { return Ok(None) };
-        let (length, checksum) = (head.get_u32(), head.get_u32());
-        if length == 0 {
-            self.pending.advance(HEAD_BYTES);
-            return match checksum {
-                0 => Ok(Some(PeerFrame::Waiting)),
-                place => match PassOver::ALL.get(place as usize - 1) {
-                    Some(why) => Ok(Some(PeerFrame::Refused(*why))),
-                    None => Err(PassOver::Damaged),
-                },
-            };
-        }
-        if u64::from(length) != due {
-            return Err(PassOver::Damaged);
-        }
-        if self.pending.len() < HEAD_BYTES + length as usize {
-            self.pending.reserve(HEAD_BYTES + length as usize - self.pending.len());
+        let checksum = match self.head(due)? {
+            None => return Ok(None),
+            Some(FrameHead::Chunk(checksum)) => checksum,
+            Some(FrameHead::Waiting) => {
+                self.pending.advance(HEAD_BYTES);
+                return Ok(Some(PeerFrame::Waiting));
+            }
+            Some(FrameHead::Refused(why)) => {
+                self.pending.advance(HEAD_BYTES);
+                return Ok(Some(PeerFrame::Refused(why)));
+            }
+        };
+        let (length, whole) = (due as usize, HEAD_BYTES + due as usize);
+        if self.pending.len() < whole {
+            self.pending.reserve(whole - self.pending.len());
             return Ok(None);
         }
         self.pending.advance(HEAD_BYTES);
-        let bytes = self.pending.split_to(length as usize).freeze();
+        let bytes = self.pending.split_to(length).freeze();
         if crc32c::crc32c(&bytes) != checksum {
             return Err(PassOver::Damaged);
         }
@@ -312,6 +350,39 @@ mod tests {
         for bad in ["", "/", "..", "a/../b", ".forebay~x", "a%2f..%2f..%2fb"] {
             assert_eq!(file_of(&format!("{PREFIX}{bad}")), None, "{bad}");
         }
+    }
+
+    /// The listener counts the whole head.
+    #[test]
+    fn a_request_that_fits_is_no_longer_than_the_head_that_a_door_takes() {
+        let node = NodeId::new(&"n".repeat(100)).unwrap();
+        let passed = [(); 3].map(|()| node.clone()).into_iter().collect();
+        let (version, token) = (tag(&"\u{e9}".repeat(100)), "t".repeat(64));
+        let range = 0..5 << 20;
+        let asked = PeerRequest { from: node, version, range, purpose: Purpose::IfResident, passed, members: u64::MAX };
+        let mut fits = 0;
+        for depth in 1..200 {
+            let path = PoolPath::parse(vec!["\u{e9}".repeat(100); depth].join("/").into_bytes()).unwrap();
+            if !fits_in_head(&path, &asked.version, &token) {
+                break;
+            }
+            fits = depth;
+            let headers: usize = asked.headers().iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+            // The lines of the request, the host and the token, and what the client adds of itself.
+            let all = target(&path).len() + headers + token.len() + 500;
+            assert!(all < REQUEST_HEAD_BYTES, "{all} bytes at depth {depth}");
+        }
+        assert!((30..100).contains(&fits), "{fits}");
+    }
+
+    #[test]
+    fn the_head_of_a_frame_is_told_before_its_bytes_come() {
+        let bytes = Bytes::from_static(b"content");
+        let mut reader = FrameReader::default();
+        assert_eq!(reader.head(7), Ok(None));
+        reader.arrived(&chunk_frame(&bytes, 5));
+        assert_eq!((reader.head(7), reader.head(8)), (Ok(Some(FrameHead::Chunk(5))), Err(PassOver::Damaged)));
+        assert_eq!(reader.next(7), Ok(None));
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub use cache_node::{CacheNode, CacheNodeOptions, ServedContent};
 pub use cache_status::ResponseCounters;
 pub use content::{ContentOptions, RequestPath, parse};
 pub use dashboard::Dashboard;
-pub use listener::{Door, HttpClient, Listener, ListenerLimits, RequestContent};
+pub use listener::{Door, HttpClient, Listener, ListenerLimits, REQUEST_HEAD_BYTES, RequestContent};
 pub use proxy::{FreshnessOptions, ProxyOptions, check_origin};
 pub use tls::Certificate;
 pub use transport::{Mapped, MappedOwner, Windows};

@@ -111,6 +111,9 @@ fn one_client(address: IpAddr) -> IpAddr {
     }
 }
 
+/// Bytes that a listener takes as the head of a request, if it is told nothing else.
+pub const REQUEST_HEAD_BYTES: usize = 32 << 10;
+
 /// What one listener allows.
 #[derive(Debug, Clone)]
 pub struct ListenerLimits {
@@ -131,7 +134,7 @@ impl Default for ListenerLimits {
         Self {
             connections: 16_384,
             head: Duration::from_secs(30),
-            head_bytes: 32 << 10,
+            head_bytes: REQUEST_HEAD_BYTES,
             stalled: Duration::from_secs(60),
             ending: Duration::from_secs(30),
         }

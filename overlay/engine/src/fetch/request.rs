@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use forebay_backends::{Content, Error, ErrorKind, PoolPath, Result, Side, Version};
@@ -12,6 +12,7 @@ use forebay_cache::{CHUNK_BYTES, SpaceReservation};
 use futures::{StreamExt, TryStreamExt, future, stream};
 use rustix::fs::FallocateFlags;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::super::{Inner, MEMORY_UNIT_BYTES, blocking};
 use super::bandwidth_estimator::TimedRequest;
@@ -22,6 +23,10 @@ use crate::peers::PeerWish;
 /// Bytes of one write to a content file. The file system keeps the bytes of one call in one piece of memory, and goes
 /// through that whole piece at each later write into it: with larger pieces, overwriting fetched content would be slow.
 const WRITE_BYTES: usize = 128 << 10;
+
+/// How long content of a peer waits for memory before the pool is asked instead. The peer has a few places for all of its readers,
+/// and gives up a reader that takes nothing for a minute.
+const PEER_WAITS_FOR_MEMORY: Duration = Duration::from_secs(10);
 
 /// One chunk to fetch, and the channel to those that wait for it.
 pub(super) struct Chunk {
@@ -157,9 +162,13 @@ impl Inner {
             let before = request.chunks.len();
             let wish = PeerWish { path: request.path.clone(), version: request.version.clone(), range };
             let Some(stream) = peers.stream(wish).await else { return Ok(()) };
-            // The chunk that arrives, and the part of the next one that came with it.
+            // The chunk that arrives, and the part of the next one that came with it. Not acquired before the peer has
+            // what it gives: two nodes that read the pool for each other would wait for each other's memory.
             let units = (2 * CHUNK_BYTES).div_ceil(MEMORY_UNIT_BYTES) as u32;
-            let _memory = self.memory.acquire_many(units).await.map_err(|_| lost())?;
+            let Ok(memory) = timeout(PEER_WAITS_FOR_MEMORY, self.memory.acquire_many(units)).await else {
+                return Ok(());
+            };
+            let _memory = memory.map_err(|_| lost())?;
             let mut source = Source { stream, rest: Bytes::new(), under_way: None, kind: BytesFrom::Peer };
             self.pour(node, request, &mut source, None).await?;
             if request.chunks.len() == before {

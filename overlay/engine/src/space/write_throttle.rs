@@ -282,18 +282,25 @@ impl Inner {
 
     /// Returns the bytes of files that cannot be evicted, because the pool may not have them.
     pub(crate) fn dirty_bytes(&self) -> Result<u64> {
+        let mut sum = 0;
+        self.each_dirty(|_, bytes| sum += bytes)?;
+        Ok(sum)
+    }
+
+    /// Visits these files, each with the bytes that its content occupies.
+    pub(crate) fn each_dirty(&self, mut each: impl FnMut(Ino, u64)) -> Result<()> {
         let mut inos = Vec::new();
         self.catalog.intents(|intent, _| {
             inos.extend(if let Intent::Inode(ino) = intent { Some(ino) } else { None });
             Ok(true)
         })?;
-        let mut bytes = 0;
         for ino in inos {
             let Ok(node) = self.node(ino) else { continue };
-            let dirty = node.state.lock().record.file.is_dirty();
-            bytes += if dirty { self.attr_of(&node).map_or(0, |attr| attr.blocks * 512) } else { 0 };
+            if node.state.lock().record.file.is_dirty() {
+                each(ino, self.attr_of(&node).map_or(0, |attr| attr.blocks * 512));
+            }
         }
-        Ok(bytes)
+        Ok(())
     }
 }
 

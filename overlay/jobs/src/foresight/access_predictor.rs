@@ -113,6 +113,9 @@ pub(super) struct PredictedFile {
 /// A file that will be staged.
 pub(super) struct Admitted {
     ino: Ino,
+    /// Where the part that is staged ends; it begins with the file.
+    end: u64,
+    /// The bytes of that part that are not resident.
     bytes: u64,
     /// When the file became awaited.
     since: Instant,
@@ -310,7 +313,7 @@ impl JobsInner {
     }
 
     async fn bring_in_next(self: &Arc<Self>, file: Admitted, turns: &Semaphore) {
-        let Admitted { ino, bytes, since } = file;
+        let Admitted { ino, end, bytes, since } = file;
         let Ok(_turn) = turns.acquire_many(requests_of(bytes)).await else { return };
         let predictor = &self.foresight.access_predictor;
         // The reader may have opened the file meanwhile, or have ended.
@@ -318,7 +321,7 @@ impl JobsInner {
         if !is_awaited(&predictor.awaited.lock()) {
             return;
         }
-        match self.engine.fetch_ahead(ino, 0..bytes).await {
+        match self.engine.fetch_ahead(ino, 0..end).await {
             Ok(()) => self.engine.count_ahead(bytes),
             Err(error) => {
                 tracing::debug!(%error, %ino, "not fetched ahead");
@@ -396,7 +399,7 @@ impl JobsInner {
         }
         let predictor = &self.foresight.access_predictor;
         let now = Instant::now();
-        let mut candidates = Vec::new();
+        let (mut candidates, mut ends) = (Vec::new(), HashMap::new());
         let mut seen = HashSet::new();
         for (at, wanted) in wanted.iter().enumerate() {
             // A file may have two names.
@@ -410,13 +413,16 @@ impl JobsInner {
             }
             match self.engine.missing_of(wanted.ino, FILE_BYTES_MAX) {
                 None => tell(wanted.ino, false),
-                Some(bytes) => candidates.push(StagingCandidate {
-                    file: at as u64,
-                    bytes,
-                    missing_bytes: bytes,
-                    probability: wanted.probability.max(PROBABILITY_MIN),
-                    rank: at as u32,
-                }),
+                Some((end, bytes)) => {
+                    ends.insert(wanted.ino, end);
+                    candidates.push(StagingCandidate {
+                        file: at as u64,
+                        bytes,
+                        missing_bytes: bytes,
+                        probability: wanted.probability.max(PROBABILITY_MIN),
+                        rank: at as u32,
+                    });
+                }
             }
         }
         let limit = (self.engine.fast_pool().budget.limit() as f64
@@ -443,7 +449,11 @@ impl JobsInner {
             }
             plan.refused.iter().for_each(|(candidate, _)| tell(of(candidate).ino, false));
             let missing = plan.chosen.iter().filter(|candidate| candidate.bytes > 0);
-            missing.map(|one| Admitted { ino: of(one).ino, bytes: one.bytes, since: now }).collect()
+            let admitted = |one: &StagingCandidate| {
+                let ino = of(one).ino;
+                Some(Admitted { ino, end: *ends.get(&ino)?, bytes: one.bytes, since: now })
+            };
+            missing.filter_map(admitted).collect()
         })
     }
 

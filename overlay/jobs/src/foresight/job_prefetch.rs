@@ -4,12 +4,17 @@
 //! promise to an owner that requested it, and a leased file is not revalidated at every open. Until the job ends, these
 //! files are the last clean content to be evicted (`Foresight::keeps`). A daemon that is started again plans anew for
 //! the jobs that it takes over.
+//!
+//! The plan counts the size that a file had at its last use. A file that has grown since gets more only if the fast pool
+//! has room for that beside the plan; otherwise, only as much of it is fetched as was planned.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_backends::{ErrorKind, Result};
+use forebay_cache::CHUNK_BYTES;
 use forebay_catalog::JobSerial;
 use forebay_engine::{AHEAD_REQUESTS, Ino, Means, blocking, parse_path, requests_of};
 use forebay_prefetch::profile::ExpectedRead;
@@ -24,6 +29,9 @@ use crate::JobsInner;
 
 /// If at least this share of a file is wanted, the whole file is fetched: then the kernel can serve it by passthrough.
 const WHOLE_SHARE: f64 = 0.75;
+/// A file that has grown by no more than one part in so many is fetched as planned: a profile has sizes that are rounded by that
+/// much.
+const GROWTH_DIVISOR: u64 = 16;
 
 /// What is staged for one job. It ends with the job.
 pub(crate) struct JobPrefetch {
@@ -32,18 +40,49 @@ pub(crate) struct JobPrefetch {
     pub staged: Mutex<HashMap<Ino, u64>>,
     /// Files that were expected to be read, and why.
     pub foreseen: Mutex<HashMap<Ino, String>>,
+    room: Mutex<PlannedRoom>,
+}
+
+/// The room of the fast pool that the plan of a job counts on.
+#[derive(Debug, Default)]
+struct PlannedRoom {
+    planned_bytes: u64,
+    /// The bytes beyond those planned, of files that have grown and for which there was room.
+    grown: HashMap<Ino, u64>,
+}
+
+impl PlannedRoom {
+    /// Takes `more` bytes for a file beside all that is planned, if they fit into `room_bytes`.
+    fn take(&mut self, ino: Ino, more: u64, room_bytes: u64) -> bool {
+        let others = self.grown.iter().filter(|(other, _)| **other != ino).map(|(_, bytes)| bytes);
+        let taken = others.fold(self.planned_bytes, |sum, bytes| sum.saturating_add(*bytes));
+        let fits = taken.saturating_add(more) <= room_bytes;
+        if fits {
+            self.grown.insert(ino, more);
+        }
+        fits
+    }
+}
+
+impl JobPrefetch {
+    /// `planned_bytes`: the room that its plan takes, as far as it is known.
+    pub(super) fn for_plan(stop: CancellationToken, planned_bytes: u64) -> Self {
+        let room = Mutex::new(PlannedRoom { planned_bytes, grown: HashMap::new() });
+        Self { stop, staged: Mutex::default(), foreseen: Mutex::default(), room }
+    }
 }
 
 impl Jobs {
     /// Begins to stage what a job will read. Returns at once.
     pub(crate) fn stage_ahead(&self, job: JobSerial, invocation: Invocation) {
         let inner = &self.inner;
-        let ahead = Arc::new(JobPrefetch {
-            stop: inner.engine.stop().child_token(),
-            staged: Mutex::default(),
-            foreseen: Mutex::default(),
-        });
+        let ahead = Arc::new(JobPrefetch::for_plan(inner.engine.stop().child_token(), 0));
         inner.foresight.running.lock().insert(job, ahead.clone());
+        if !inner.registry.has(job) {
+            // The job has ended meanwhile, and its end may not have seen the entry.
+            inner.end_ahead(job);
+            return;
+        }
         let jobs = self.clone();
         let task = async move {
             let stop = ahead.stop.clone();
@@ -55,9 +94,10 @@ impl Jobs {
         inner.foresight.runtime.spawn(task.boxed());
     }
 
-    async fn bring_in(&self, ahead: &JobPrefetch, invocation: Invocation) -> Result<()> {
+    async fn bring_in(&self, ahead: &Arc<JobPrefetch>, invocation: Invocation) -> Result<()> {
         let inner = self.inner.clone();
         let foreseen = blocking(move || inner.foresee(&invocation, Means::default())).await?;
+        ahead.room.lock().planned_bytes = foreseen.plan.bytes;
         let begun = Instant::now();
         let turns = &Semaphore::new(AHEAD_REQUESTS);
         let in_turn =
@@ -78,7 +118,12 @@ impl Jobs {
         Ok(())
     }
 
-    async fn bring_in_file(&self, ahead: &JobPrefetch, expected: &ExpectedRead, begun: Instant) -> Result<()> {
+    pub(super) async fn bring_in_file(
+        &self,
+        ahead: &Arc<JobPrefetch>,
+        expected: &ExpectedRead,
+        begun: Instant,
+    ) -> Result<()> {
         let engine = &self.inner.engine;
         let ino = engine.resolve(&parse_path(&expected.path)?).await?;
         engine.check_is_file(ino)?;
@@ -86,7 +131,30 @@ impl Jobs {
         // Kept from now on, so that its first chunks are not evicted while the rest is fetched.
         ahead.staged.lock().entry(ino).or_insert(0);
         let fetched = |bytes| _ = ahead.staged.lock().entry(ino).and_modify(|sum| *sum += bytes);
-        engine.fetch_current_ahead(ino, begun, |size| wanted(expected, size), fetched).await
+        let wanted = |size| self.ranges_with_room(ahead, ino, expected, size);
+        engine.fetch_current_ahead(ino, begun, wanted, fetched).await
+    }
+
+    /// Returns the ranges of a file of this size that are wanted, and for which there is room.
+    async fn ranges_with_room(
+        &self,
+        ahead: &Arc<JobPrefetch>,
+        ino: Ino,
+        expected: &ExpectedRead,
+        size: u64,
+    ) -> Result<Vec<Range<u64>>> {
+        let ranges = wanted(expected, size);
+        let (bytes, planned) = (sum_of(&ranges), expected.bytes);
+        let as_planned = planned.saturating_add(planned / GROWTH_DIVISOR);
+        if bytes <= as_planned {
+            return Ok(ranges);
+        }
+        let (inner, ahead) = (self.inner.clone(), ahead.clone());
+        let fits = blocking(move || {
+            let room_bytes = inner.room_ahead_for(&ahead)?;
+            Ok(ahead.room.lock().take(ino, bytes - planned, room_bytes))
+        });
+        Ok(if fits.await? { ranges } else { cut_off(ranges, as_planned) })
     }
 }
 
@@ -101,11 +169,31 @@ impl JobsInner {
     }
 }
 
+fn sum_of(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// Returns the beginning of some ranges: at most this many bytes, and no chunk that is cut, since chunks are fetched whole.
+fn cut_off(mut ranges: Vec<Range<u64>>, bytes_max: u64) -> Vec<Range<u64>> {
+    let mut left = bytes_max;
+    for range in &mut ranges {
+        match left.checked_sub(range.end - range.start) {
+            Some(after) => left = after,
+            None => {
+                let end = range.start + left;
+                (range.end, left) = ((end - end % CHUNK_BYTES).max(range.start), 0);
+            }
+        }
+    }
+    ranges.retain(|range| !range.is_empty());
+    ranges
+}
+
 /// Returns the ranges of a file of this size that are wanted.
-fn wanted(expected: &ExpectedRead, size: u64) -> Vec<std::ops::Range<u64>> {
+fn wanted(expected: &ExpectedRead, size: u64) -> Vec<Range<u64>> {
     let all = || std::iter::once(0..size).collect();
     let Some(parts) = expected.parts.as_ref().filter(|parts| parts.part_bytes > 0) else { return all() };
-    let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
+    let mut ranges: Vec<Range<u64>> = Vec::new();
     for part in (0..256).filter(|part| parts.bits[part / 64] >> (part % 64) & 1 == 1) {
         let from = (part as u64).saturating_mul(parts.part_bytes).min(size);
         let until = if part == 255 { size } else { from.saturating_add(parts.part_bytes).min(size) };
@@ -115,8 +203,7 @@ fn wanted(expected: &ExpectedRead, size: u64) -> Vec<std::ops::Range<u64>> {
             _ => {}
         }
     }
-    let sum: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-    if sum as f64 >= size as f64 * WHOLE_SHARE { all() } else { ranges }
+    if sum_of(&ranges) as f64 >= size as f64 * WHOLE_SHARE { all() } else { ranges }
 }
 
 #[cfg(test)]
@@ -130,6 +217,29 @@ mod tests {
         let why = Reason::Replayed { used: 1, seen: 1 };
         let expected = ExpectedRead { path: "a".into(), bytes: size, rank: 1, probability: 1.0, parts, why };
         wanted(&expected, size).into_iter().map(|range| (range.start, range.end)).collect()
+    }
+
+    #[test]
+    fn ranges_are_cut_off_at_a_chunk() {
+        const MIB: u64 = CHUNK_BYTES;
+        let cut = |ranges: &[Range<u64>], bytes_max| {
+            cut_off(ranges.to_vec(), bytes_max).into_iter().map(|range| (range.start, range.end)).collect::<Vec<_>>()
+        };
+        let (one, two) = ([0..60 * MIB], [0..2 * MIB, 5 * MIB..60 * MIB]);
+        assert_eq!(cut(&one, MIB + MIB / 16), [(0, MIB)]);
+        assert_eq!(cut(&one, 60 * MIB), [(0, 60 * MIB)]);
+        assert_eq!(cut(&one, 10_000), [], "a chunk would be a hundred times as much");
+        assert_eq!(cut(&two, 4 * MIB), [(0, 2 * MIB), (5 * MIB, 7 * MIB)]);
+        assert_eq!(cut(&two, MIB), [(0, MIB)], "nothing behind a cut");
+    }
+
+    #[test]
+    fn a_file_that_has_grown_gets_the_room_beside_the_plan_once() {
+        let mut room = PlannedRoom { planned_bytes: 50, ..PlannedRoom::default() };
+        assert!(!room.take(Ino(1), 51, 100));
+        assert!(room.take(Ino(1), 30, 100) && room.take(Ino(1), 30, 100));
+        assert!(!room.take(Ino(2), 21, 100) && room.take(Ino(2), 20, 100));
+        assert!(!room.take(Ino(3), u64::MAX, 100));
     }
 
     #[test]

@@ -16,22 +16,23 @@ use crate::accounting::{PartMap, UsedFile};
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const RULES: &str = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"tmp*\"\nwrite = \"local\"\n";
 const RDWR: i32 = rustix::fs::OFlags::RDWR.bits() as i32;
-const WAIT: Duration = Duration::from_secs(60);
+pub(crate) const WAIT: Duration = Duration::from_secs(60);
+const LIMIT_BYTES: u64 = 1 << 30;
 
-struct Daemon {
+pub(crate) struct Daemon {
     pool: Arc<MemoryPool>,
     fast: tempfile::TempDir,
-    jobs: Jobs,
+    pub(crate) jobs: Jobs,
 }
 
 /// The fast pool of a daemon that has just died may be in use for a moment.
-async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir) -> Overlay {
+async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir, limit_bytes: u64) -> Overlay {
     let begun = Instant::now();
     loop {
         let options = Options {
             pool: pool.clone(),
             fast: vec![fast.path().to_owned()],
-            limit_bytes: Some(1 << 30),
+            limit_bytes: Some(limit_bytes),
             policy: Policy::parse(RULES).unwrap(),
             memory_bytes: 16 << 20,
             content_io: content_io::Choice::Plain,
@@ -51,9 +52,14 @@ async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir) -> Overlay {
 }
 
 impl Daemon {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
+        Self::limited(LIMIT_BYTES).await
+    }
+
+    /// A daemon whose fast pool has so many bytes.
+    pub(crate) async fn limited(limit_bytes: u64) -> Self {
         let (pool, fast) = (Arc::new(MemoryPool::new()), tempfile::tempdir().unwrap());
-        let jobs = Jobs::start(engine(&pool, &fast).await);
+        let jobs = Jobs::start(engine(&pool, &fast, limit_bytes).await);
         Self { pool, fast, jobs }
     }
 
@@ -63,17 +69,22 @@ impl Daemon {
         jobs.inner.engine.stop().cancel();
         jobs.inner.engine.shutdown().await.unwrap();
         drop(jobs);
-        let jobs = Jobs::start(engine(&pool, &fast).await);
+        let jobs = Jobs::start(engine(&pool, &fast, LIMIT_BYTES).await);
         jobs.inner.take_up_jobs().unwrap();
         Self { pool, fast, jobs }
     }
 
     /// Another client makes the file `a` in the pool. Returns its inode.
     async fn make_in_pool(&self) -> Ino {
+        self.put("a", b"content".to_vec()).await
+    }
+
+    /// Another client makes or replaces a file in the pool. Returns its inode.
+    pub(crate) async fn put(&self, name: &str, content: Vec<u8>) -> Ino {
         let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: Time::now(), mtime: Time::now(), xattrs: Vec::new() };
-        let pieces = Box::pin(futures::stream::iter([Ok(Piece { offset: 0, data: b"content".as_slice().into() })]));
-        let path = PoolPath::parse("a").unwrap();
-        self.pool.put(&path, 7, pieces, &attrs, &Expected::Anything).await.unwrap();
+        let (path, size) = (PoolPath::parse(name).unwrap(), content.len() as u64);
+        let pieces = Box::pin(futures::stream::iter([Ok(Piece { offset: 0, data: content.into() })]));
+        self.pool.put(&path, size, pieces, &attrs, &Expected::Anything).await.unwrap();
         self.jobs.inner.engine.resolve(&path).await.unwrap()
     }
 
@@ -218,6 +229,28 @@ async fn nothing_is_learned_from_a_run_of_which_uses_were_lost() {
         inner.engine.catalog().profile_head(&invocation.signature()).unwrap().is_some()
     };
     assert_eq!([is_learned(false), is_learned(true)], [false, true]);
+}
+
+/// The records of jobs are kept in the order of their numbers, the oldest of which are removed first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_begins_after_the_clock_was_set_back_is_newer_than_the_records() {
+    let daemon = Daemon::start().await;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    let (serial, mut head) = {
+        let table = daemon.jobs.inner.registry.table.lock();
+        let running = table.running.values().next().unwrap();
+        (running.serial, running.head.clone())
+    };
+    daemon.jobs.end_job("j".into(), myself(), false).await.unwrap();
+    // Recorded by an earlier daemon, at a time that is yet to come.
+    let later = serial * 2;
+    head.summary.ended_unix = Some(1);
+    daemon.jobs.inner.engine.catalog().put_job(later, &mut head, Some(&[])).unwrap();
+    let daemon = daemon.dies().await;
+    daemon.jobs.begin_job(request("next"), myself(), 0).await.unwrap();
+    let serials: Vec<_> = daemon.jobs.inner.registry.table.lock().running.values().map(|job| job.serial).collect();
+    assert!(serials.len() == 1 && serials[0] > later, "{serials:?} after {later}");
+    daemon.jobs.end_job("next".into(), myself(), false).await.unwrap();
 }
 
 /// A rule for a job is for the files that it uses.
