@@ -202,11 +202,13 @@ impl Overlay {
     /// Notes that the client of a view has mounted it.
     ///
     /// # Errors
-    /// `NotFound` if the view has ended meanwhile.
+    /// `Stale` if the view has ended meanwhile: what the client has mounted shows an empty tree.
     pub fn view_is_mounted(&self, id: &str) -> Result<()> {
         let mut known = self.inner.views.known.lock();
-        let laid = known.get_mut(id).filter(|record| record.phase == ViewPhase::Laid);
-        let record = laid.ok_or_else(|| unknown(id))?;
+        let Some(record) = known.get_mut(id).filter(|record| record.phase == ViewPhase::Laid) else {
+            let what = format!("{id} ended while it was being mounted");
+            return Err(Error::new(ErrorKind::Stale, Side::Application, what));
+        };
         record.maker = None;
         Ok(())
     }
@@ -320,7 +322,7 @@ impl Inner {
     fn take_mounts_away(&self, view: &Path) {
         let Ok(all) = mounts::list() else { return };
         for at in mounts::that_show(&all, &tree_of(view)) {
-            if let Err(error) = bind::detach(&at.mountpoint, true) {
+            if let Err(error) = bind::detach(at, true) {
                 tracing::warn!("{}: a view stays mounted: {error}", at.mountpoint.display());
             }
         }
