@@ -9,6 +9,7 @@ mod detached;
 mod limit;
 mod prune;
 mod tree;
+mod walk;
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -23,6 +24,7 @@ pub use limit::{Seal, count};
 pub use rustix::fs::FileType;
 pub use tree::{TreeEntry, TreeKind};
 pub(crate) use tree::{TreeXattrs, kind_of, names_of, open_below, stat_of, xattr_names};
+pub(crate) use walk::{WalkStep, walk};
 
 const SCRATCH: &str = "scratch";
 const DISCARDED: &str = "discarded";
