@@ -1,13 +1,39 @@
 //! Scratch directories while the daemon starts again, or their file system is not mounted.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use forebay_tests::mount::{Mount, Options, Place};
+use forebay_system::mounts;
+use forebay_tests::mount::{COMMAND, Mount, Options, Place, content};
+use forebay_tests::process::{need, run, wait_until};
 use forebay_tests::scratch::{commit, create, job, listed, scratch};
+use forebay_tests::users::U1;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 /// Nothing is flushed that no request asks for.
 const MANUAL: &str = "[default]\nflush = \"manual\"\n";
+
+const DENIED: i32 = 7;
+
+/// Takes the mounts below a directory away, at the latest when it is dropped.
+struct LeftMounts(PathBuf);
+
+impl LeftMounts {
+    fn take_away(&self) {
+        for at in mounts::list().unwrap().iter().rev().filter(|at| at.mountpoint.starts_with(&self.0)) {
+            unmount(&at.mountpoint, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).unwrap();
+        }
+    }
+}
+
+impl Drop for LeftMounts {
+    fn drop(&mut self) {
+        self.take_away();
+    }
+}
 
 /// SEMANTICS 71: "A scratch directory stays until it is discarded, or until the allocation of its name is over."
 #[test]
@@ -79,4 +105,85 @@ fn a_directory_whose_file_system_was_not_mounted_is_there_again() {
     mount.mount();
     assert!(!dir.exists(), "it was given up");
     assert_eq!(fs::read(mount.path("f")).unwrap(), b"x");
+}
+
+/// SEMANTICS 71: "A scratch directory stays until it is discarded, or until the allocation of its name is over."
+#[test]
+fn the_directory_of_a_finished_allocation_is_removed_by_the_next_daemon() {
+    let mount = Mount::new(Options::policy(MANUAL));
+    let job = |verb: &str, more: &[&str]| job(&mount, verb, "j", more);
+    job("begin", &[]);
+    let dir = create(&mount, &["--job", "j"]);
+    fs::write(dir.join("f"), "x").unwrap();
+    job("start", &[]);
+    // The end of the allocation has another second than the creation of the directory.
+    std::thread::sleep(Duration::from_millis(1_100));
+    // As if the daemon died before it removed the directory.
+    let discarded = dir.parent().unwrap().with_file_name("discarded");
+    fs::write(&discarded, "").unwrap();
+    job("stage-out", &["--wait", "60s"]);
+    assert!(dir.exists() && listed(&mount).len() == 1);
+    fs::remove_file(&discarded).unwrap();
+    let old = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(old);
+    wait_until("it is removed", || listed(&mount).is_empty() && !dir.exists());
+    // A later directory of this name has nothing to do with the allocation.
+    let dir = create(&mount, &["--job", "j"]);
+    let old = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(old);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(dir.exists());
+}
+
+/// SEMANTICS 67: "What a commit refuses stays in the scratch directory, unchanged."
+#[test]
+fn a_commit_whose_directory_cannot_be_made_anew_leaves_the_files_in_their_place() {
+    need(&["setfacl"]);
+    let more = vec!["-o".into(), "allow_other".into()];
+    let mount = Mount::new(Options { more, ..Options::policy(MANUAL) });
+    mount.place.let_users_pass();
+    let dir = create(&mount, &["--job", "j", "--uid", &U1.0.to_string()]);
+    chown(mount.path(""), Some(U1.0), None).unwrap();
+    U1.sh(&dir, "mkdir a && echo x > a/f").ok();
+    // Its user still reaches the mount.
+    let above = mount.place.fast().parent().unwrap().to_owned();
+    let acl = format!("setfacl -m u:{}:x {}", U1.0, above.display());
+    run(Command::new("sh").args(["-c", &acl]), COMMAND).ok();
+    fs::set_permissions(&above, PermissionsExt::from_mode(0o750)).unwrap();
+    commit(&mount, &dir, "out").refused(DENIED, &["cannot pass through it"]);
+    assert_eq!(fs::read(dir.join("a/f")).unwrap(), b"x\n");
+    mount.place.let_users_pass();
+    commit(&mount, &dir, "out").ok();
+    assert_eq!(fs::read(mount.path("out/a/f")).unwrap(), b"x\n");
+}
+
+/// The device holds what is being removed.
+#[test]
+fn what_is_discarded_is_counted_until_it_is_removed() {
+    const BYTES: u64 = 8 << 20;
+    let mount = Mount::new(Options::policy(MANUAL));
+    let dir = create(&mount, &["--job", "j"]);
+    let discarded = dir.parent().unwrap().with_file_name("discarded");
+    let held = LeftMounts(discarded.clone());
+    fs::create_dir_all(dir.join("a/held")).unwrap();
+    fs::write(dir.join("a/f"), content(1, BYTES as usize)).unwrap();
+    let used = || mount.status().used_bytes;
+    wait_until("it is counted", || used() >= BYTES);
+    // What is mounted in a directory keeps it from being removed.
+    let _created = LeftMounts(dir.clone());
+    mount_bind(&mount.place.pool(), dir.join("a/held")).unwrap();
+    scratch(&mount, "discard", &["j"]).ok();
+    assert!(used() >= BYTES && !dir.exists());
+    let tree = fs::read_dir(&discarded).unwrap().next().unwrap().unwrap().path();
+    // The next daemon finds it.
+    fs::write(tree.join("a/more"), content(2, BYTES as usize)).unwrap();
+    let old = mount.worker();
+    mount.kill_worker();
+    mount.wait_for_other_worker(old);
+    wait_until("it is counted again", || used() >= BYTES);
+    held.take_away();
+    wait_until("its bytes are free", || used() < BYTES);
+    assert!(!tree.exists());
 }

@@ -133,9 +133,18 @@ fn complete(
     }
     let lay = ViewVerb::Lay { id: view.id.clone(), allow_copy: terms.allow_copy, awaits_mount: true };
     let laid = answer(entry, lay)?;
-    view_mounts::attach(entry, &laid, terms.namespace_of)?;
-    tell_mounted(entry, &laid)?;
+    mount(entry, &laid, terms.namespace_of)?;
     Ok(Some(laid))
+}
+
+/// Mounts a view, and tells the daemon. If the view has ended meanwhile, or the daemon does not answer, it is not mounted:
+/// nothing else would take an empty tree away.
+fn mount(entry: &RegisteredMount, view: &View, namespace_of: Option<u32>) -> Result<(), Failure> {
+    let attached = view_mounts::attach(entry, view, namespace_of)?;
+    tell_mounted(entry, view).map_err(|failure| match attached.take_away() {
+        Ok(()) => failure,
+        Err(stays) => Failure { what: format!("{}; {}", failure.what, stays.what), ..failure },
+    })
 }
 
 /// Tells the daemon that a view is mounted. An older daemon does not know this request, and does not wait for it.
@@ -206,7 +215,7 @@ fn restore(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
         let to_restore =
             |view: &View| view.phase == ViewPhase::Laid && !view.for_job && !view_mounts::is_mounted(&entry, view);
         for view in views(&entry)?.into_iter().filter(to_restore) {
-            view_mounts::attach(&entry, &view, None)?;
+            mount(&entry, &view, None)?;
             match output.json {
                 true => output.json(&at_mount(&entry, &view)),
                 false => output.line(line(&entry, &view)),
@@ -222,7 +231,7 @@ pub fn restore_after_mount(mountpoint: &Path, output: &Output) {
     for view in views(&found.entry).unwrap_or_default() {
         if view.phase == ViewPhase::Laid
             && !view.for_job
-            && let Err(failure) = view_mounts::attach(&found.entry, &view, None)
+            && let Err(failure) = mount(&found.entry, &view, None)
         {
             output.note(format!("{}: {failure}", view.id));
         }

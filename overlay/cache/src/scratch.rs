@@ -9,6 +9,7 @@ mod detached;
 mod limit;
 mod prune;
 mod tree;
+mod walk;
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -23,6 +24,7 @@ pub use limit::{Seal, count};
 pub use rustix::fs::FileType;
 pub use tree::{TreeEntry, TreeKind};
 pub(crate) use tree::{TreeXattrs, kind_of, names_of, open_below, stat_of, xattr_names};
+pub(crate) use walk::{WalkStep, walk};
 
 const SCRATCH: &str = "scratch";
 const DISCARDED: &str = "discarded";
@@ -107,11 +109,28 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Removes all trees that were discarded. Blocks.
+    /// Returns the trees that were discarded and are not removed yet: their devices and numbers.
+    pub fn discarded(&self) -> Vec<(usize, u64)> {
+        let mut found = Vec::new();
+        for device in self.devices() {
+            let Ok(trees) = fs::read_dir(device.path.join(DISCARDED)) else { continue };
+            let numbers = trees.flatten().filter_map(|tree| tree.file_name().to_str()?.parse().ok());
+            found.extend(numbers.map(|number| (device.number, number)));
+        }
+        found
+    }
+
+    /// Returns the bytes that a discarded tree occupies, as far as it can be read. Blocks.
+    pub fn count_discarded(&self, (device, number): (usize, u64)) -> u64 {
+        let Ok(device) = self.numbered_device(device) else { return 0 };
+        count(&device.path.join(DISCARDED).join(number.to_string()), Seal::Keep).unwrap_or(0)
+    }
+
+    /// Removes all trees that were discarded. Tells the device and the number of each that is gone. Blocks.
     ///
     /// # Errors
     /// The first tree that cannot be removed. The others are removed all the same.
-    pub fn remove_discarded(&self) -> Result<()> {
+    pub fn remove_discarded(&self, mut gone: impl FnMut((usize, u64))) -> Result<()> {
         let mut removed = Ok(());
         for device in self.devices() {
             let dir = device.path.join(DISCARDED);
@@ -122,7 +141,10 @@ impl ContentStore {
                     Err(Error::io(e, Side::Cache, format!("remove {} in {}", name.escape_ascii(), dir.display())))
                 };
                 match prune::prune(&base, &name, prune::Prune::Everything) {
-                    Ok(true) => {}
+                    Ok(true) => {
+                        let number = std::str::from_utf8(&name).ok().and_then(|name| name.parse().ok());
+                        number.into_iter().for_each(|number| gone((device.number, number)));
+                    }
                     Ok(false) => removed = removed.and(failed(io::ErrorKind::DirectoryNotEmpty.into())),
                     Err(e) => removed = removed.and(failed(e)),
                 }

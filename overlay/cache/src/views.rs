@@ -11,7 +11,7 @@ mod remove;
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -92,9 +92,13 @@ impl ContentStore {
     pub fn views(&self) -> Vec<(usize, String)> {
         let mut found = Vec::new();
         for device in self.devices() {
-            let Ok(dirs) = fs::read_dir(device.path.join(VIEWS)) else { continue };
+            let dir = device.path.join(VIEWS);
+            let Ok(dirs) = fs::read_dir(&dir) else { continue };
             let names = dirs.flatten().filter_map(|dir| dir.file_name().into_string().ok());
             found.extend(names.filter(|name| name != REMOVED).map(|name| (device.number, name)));
+            // What is being removed has names of content files, too.
+            let is_left = fs::read_dir(dir.join(REMOVED)).is_ok_and(|mut left| left.next().is_some());
+            self.view_links.any.fetch_or(is_left, Ordering::AcqRel);
         }
         self.view_links.any.fetch_or(!found.is_empty(), Ordering::AcqRel);
         found
@@ -129,17 +133,25 @@ impl ContentStore {
     }
 
     /// Removes a name that a view on a device gave to a file.
-    fn remove_link(&self, device: usize, dir: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    fn remove_link(&self, device: usize, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
         let _alone = self.view_links.removing.lock();
         let freed = entry::remove_link(dir, name)?;
-        self.view_links.outlived_bytes.fetch_sub(freed, Ordering::AcqRel);
-        self.account_on(device, freed, 0);
+        // What was not counted, because of an error at the start, is not given back either.
+        let rest = |counted: u64| Some(counted.saturating_sub(freed));
+        let counted = self.view_links.outlived_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest);
+        let counted = counted.unwrap_or_else(|counted| counted);
+        self.account_on(device, counted.min(freed), 0);
         Ok(())
     }
 
-    /// Counts the files that only views have names for: once, at the start, before any file is removed. Blocks.
+    /// Counts the files that only views have names for, also those that are being removed: once, at the start, before any
+    /// file is removed. Blocks.
+    ///
+    /// # Errors
+    /// A device whose views cannot be read. Those of the others are counted.
     pub fn count_outlived(&self) -> Result<()> {
         let mut several = Vec::new();
+        let mut result = Ok(());
         for device in self.devices() {
             let mut bytes = 0;
             let dir = device.path.join(VIEWS);
@@ -148,7 +160,7 @@ impl ContentStore {
                 1 => bytes += stat.st_blocks as u64 * 512,
                 links => several.push((stat.st_dev, stat.st_ino, links, stat.st_blocks as u64 * 512, device.number)),
             });
-            counted.map_err(|e| failed(&dir, e))?;
+            result = result.and(counted.map_err(|e| failed(&dir, e)));
             self.count_copy(device.number, bytes);
         }
         several.sort_unstable();
@@ -157,7 +169,7 @@ impl ContentStore {
                 self.count_copy(same[0].4, same[0].3);
             }
         }
-        Ok(())
+        result
     }
 }
 

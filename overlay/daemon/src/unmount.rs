@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use forebay_backends::{Error, Side};
+use forebay_system::bind;
+
 use super::registry::{Phase, RegisteredMount};
 use super::{Failure, FailureKind, limits, mounts, supervisor, view_mounts};
 
@@ -17,7 +20,15 @@ pub fn detach(mountpoint: &Path, lazy: bool) -> Result<(), Failure> {
 ///
 /// Blocks while the kernel writes back what it still holds. Must not be called on the thread that serves the mount.
 pub fn take_away(mountpoint: &Path, lazy: bool) -> forebay_backends::Result<()> {
-    match forebay_fuse::unmount(mountpoint, lazy) {
+    let own = mounts::at(mountpoint).ok().flatten().filter(|at| at.fs_type == mounts::FS_TYPE);
+    let unmounted = match own {
+        // Users may own directories above it.
+        Some(at) if rustix::process::geteuid().is_root() => {
+            bind::detach(&at, lazy).map_err(|e| Error::io(e, Side::Kernel, format!("unmount {}", mountpoint.display())))
+        }
+        _ => forebay_fuse::unmount(mountpoint, lazy),
+    };
+    match unmounted {
         Err(_) if !mounts::is_ours(mountpoint) => Ok(()),
         outcome => outcome,
     }

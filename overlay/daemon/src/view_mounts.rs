@@ -26,32 +26,66 @@ pub fn is_mounted(entry: &RegisteredMount, view: &View) -> bool {
     mounts::that_show(&all, Path::new(&view.tree)).iter().any(|at| at.mountpoint == place)
 }
 
-/// Mounts a view over its path, read-only: for all, or only in the mount namespace of a process. One that is mounted
-/// already stays.
-pub fn attach(entry: &RegisteredMount, view: &View, namespace_of: Option<u32>) -> Result<(), Failure> {
-    let place = place(entry, view);
-    let refused = |error: io::Error| Failure::given(format!("cannot mount {} at {}", view.id, place.display()), &error);
-    let flags = mounts::at(entry.mountpoint()).map_err(refused)?.map_or(MountFlags::empty(), |at| at.flags);
-    let mount = || DetachedMount::of(Path::new(&view.tree), flags);
-    let mountpoint = entry.mountpoint();
-    // Seen from here: in another namespace, anything may be there.
-    let device = || Ok(rustix::fs::stat(mountpoint)?.st_dev);
-    match namespace_of {
-        None if is_mounted(entry, view) => Ok(()),
-        None => {
-            mount().and_then(|mount| attach_here(mount, mountpoint, &place, (device()?, view.ino))).map_err(refused)
-        }
-        Some(pid) => {
-            bind::check_apart(pid).map_err(|e| {
-                Failure::usage(e.to_string()).remedy(
-                    "start the job with its own: JobContainerType=job_container/tmpfs in Slurm, else unshare --mount",
-                )
-            })?;
-            let (mount, device) = (mount().map_err(refused)?, device().map_err(refused)?);
-            let attach = || attach_here(mount, mountpoint, &place, (device, view.ino));
-            bind::in_namespace_of(pid, mountpoint, attach).map_err(refused)
+/// A view that this process has mounted.
+#[must_use]
+pub struct AttachedView {
+    /// The number of the mount. `None`: it was mounted already.
+    mount: Option<u64>,
+    place: PathBuf,
+    mountpoint: PathBuf,
+    namespace_of: Option<u32>,
+}
+
+impl AttachedView {
+    /// Takes the mount away again. Its tree may be gone, so it is known by its number.
+    ///
+    /// # Errors
+    /// It stays mounted.
+    pub fn take_away(self) -> Result<(), Failure> {
+        let Some(id) = self.mount else { return Ok(()) };
+        let failed = |e: io::Error| Failure::given(format!("unmount {}", self.place.display()), &e);
+        match self.namespace_of {
+            Some(pid) => {
+                let away = || bind::detach_in_namespace(&self.place, id).map(drop);
+                bind::in_namespace_of(pid, &self.mountpoint, away).map_err(failed)
+            }
+            None => {
+                let all = mounts::list().map_err(failed)?;
+                all.iter().find(|at| at.id == id).map_or(Ok(()), |at| bind::detach(at, true)).map_err(failed)
+            }
         }
     }
+}
+
+/// Mounts a view over its path, read-only: for all, or only in the mount namespace of a process. One that is mounted
+/// already stays.
+pub fn attach(entry: &RegisteredMount, view: &View, namespace_of: Option<u32>) -> Result<AttachedView, Failure> {
+    let place = place(entry, view);
+    let refused = |error: io::Error| Failure::given(format!("cannot mount {} at {}", view.id, place.display()), &error);
+    let mountpoint = entry.mountpoint();
+    let attached =
+        |mount| AttachedView { mount, place: place.clone(), mountpoint: mountpoint.to_owned(), namespace_of };
+    let flags = mounts::at(mountpoint).map_err(refused)?.map_or(MountFlags::empty(), |at| at.flags);
+    // Seen from here: in another namespace, anything may be there.
+    let device = || Ok(rustix::fs::stat(mountpoint)?.st_dev);
+    if namespace_of.is_none() && is_mounted(entry, view) {
+        return Ok(attached(None));
+    }
+    if let Some(pid) = namespace_of {
+        bind::check_apart(pid).map_err(|e| {
+            Failure::usage(e.to_string()).remedy(
+                "start the job with its own: JobContainerType=job_container/tmpfs in Slurm, else unshare --mount",
+            )
+        })?;
+    }
+    let mount = DetachedMount::of(Path::new(&view.tree), flags).map_err(refused)?;
+    let (id, device) = (mount.id().map_err(refused)?, device().map_err(refused)?);
+    let attach = || attach_here(mount, mountpoint, &place, (device, view.ino));
+    match namespace_of {
+        None => attach().map_err(refused)?,
+        Some(pid) => bind::in_namespace_of(pid, mountpoint, attach).map_err(refused)?,
+    }
+    Ok(attached(Some(id)))
 }
 
 /// Attaches a mount at a place that must be this inode of this device.
@@ -107,7 +141,7 @@ fn is_view(root: &Path) -> bool {
 }
 
 fn detach_one(at: &MountEntry, lazy: bool) -> Result<(), Failure> {
-    match bind::detach(&at.mountpoint, lazy) {
+    match bind::detach(at, lazy) {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(in_use(&at.mountpoint)),
         Err(error) => Err(Failure::given(format!("unmount {}", at.mountpoint.display()), &error)),
         Ok(()) => Ok(()),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use forebay_api::scratch::{CommitReport, CommitRequest, MergeRequest, ScratchDir, ScratchRequest, check_scratch_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::ContentNumbers;
 use forebay_cache::scratch::{Seal, count};
+use forebay_cache::{ContentNumbers, Reservation};
 use forebay_system::clock::unix_now;
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,8 @@ const COUNT_MIN: Duration = Duration::from_millis(100);
 const COUNT_MAX: Duration = Duration::from_secs(1);
 /// How long a commit or a removal waits for the use before it.
 const TAKEN_MAX: Duration = Duration::from_secs(60);
+/// How long the removal of a tree waits that could not be removed.
+const REMOVED_AGAIN: Duration = Duration::from_secs(10);
 /// A count takes at most this share of the time.
 const COUNT_SHARE: u32 = 20;
 
@@ -84,6 +86,10 @@ pub(crate) struct ScratchDirs {
     merged: Mutex<Vec<Ino>>,
     /// The marks of these commits in the catalog. They stay until the kernel was told.
     marks: Mutex<Vec<String>>,
+    /// Trees that are being removed, by device and number, and what the space budget counts for each.
+    discarded: Mutex<BTreeMap<(usize, u64), u64>>,
+    /// Notified when one of them is removed.
+    removed: Notify,
     /// Notified when a directory is free for the next use.
     freed: Condvar,
     /// Notified when there is something to count or to remove.
@@ -122,7 +128,7 @@ impl Overlay {
         let limit = request.limit_bytes;
         let owner = FileOwner { uid, gid };
         let promised = inner.quota_room(&owner.limited(), limit.unwrap_or(0), 0).await?;
-        let reserved = inner.reserve(limit.unwrap_or(0)).await?;
+        let reserved = inner.reserve_for_scratch(limit.unwrap_or(0)).await?;
         blocking(move || {
             let record = ScratchRecord {
                 uid,
@@ -181,20 +187,30 @@ impl Overlay {
         let number = inner.catalog.new_content()?.0;
         let mut all = inner.scratch.known.lock();
         let Some(known) = all.remove(id) else { return Ok(()) };
+        let device = known.record.device;
+        // Until the files are removed, the device has them. What was reserved beyond them is free at once.
+        let kept_bytes = match known.used_bytes {
+            _ if !is_there => 0,
+            0 => known.charged_bytes,
+            used => used.min(known.charged_bytes),
+        };
+        inner.scratch.discarded.lock().insert((device, number), kept_bytes);
         // Before the directory goes: one that is not there at the next start is missing, and not discarded.
         let removed = inner.save_scratch(&all).and_then(|()| match is_there {
-            true => inner.store.discard_scratch(known.record.device, id, number),
+            true => inner.store.discard_scratch(device, id, number),
             false => Ok(()),
         });
+        if removed.is_err() || !is_there {
+            inner.scratch.discarded.lock().remove(&(device, number));
+        }
         if let Err(error) = removed {
             all.insert(id.to_owned(), known);
             inner.save_scratch(&all)?;
             return Err(error);
         }
-        let charged_bytes = known.charged_bytes;
         inner.charge_owner_of_scratch(id, None);
         drop(all);
-        inner.store.account_on(taken.record.device, charged_bytes, 0);
+        inner.store.account_on(device, known.charged_bytes, kept_bytes);
         // The loop removes the files.
         inner.scratch.bell.notify_one();
         Ok(())
@@ -271,7 +287,8 @@ impl Inner {
     /// Returns what the space budget counts beside scratch directories and files that only views name: the catalog keeps
     /// this count.
     pub(crate) fn content_bytes(&self) -> u64 {
-        let scratch: u64 = self.scratch.known.lock().values().map(|known| known.charged_bytes).sum();
+        let known: u64 = self.scratch.known.lock().values().map(|known| known.charged_bytes).sum();
+        let scratch = self.scratch.discarded.lock().values().sum::<u64>().saturating_add(known);
         self.store.budget.used().saturating_sub(scratch).saturating_sub(self.store.outlived_bytes())
     }
 
@@ -317,7 +334,7 @@ impl Inner {
         let mut told = String::new();
         loop {
             let again = self.clone();
-            let removed = blocking(move || again.store.remove_discarded()).await;
+            let removed = blocking(move || again.remove_discarded_scratch()).await;
             // Each reason once: the loop tries again and again.
             let why = removed.err().map_or_else(String::new, |error| error.to_string());
             if !why.is_empty() && why != told {
@@ -325,7 +342,9 @@ impl Inner {
             }
             told = why;
             if self.scratch.known.lock().is_empty() {
-                self.scratch.bell.notified().await;
+                let is_left = !self.scratch.discarded.lock().is_empty();
+                let again = if is_left { REMOVED_AGAIN } else { Duration::MAX };
+                let _ = tokio::time::timeout(again, self.scratch.bell.notified()).await;
                 continue;
             }
             let (inner, begun) = (self.clone(), Instant::now());
@@ -335,6 +354,39 @@ impl Inner {
                 () = self.scratch.bell.notified() => {}
             }
         }
+    }
+
+    /// Reserves the space of a scratch directory. Waits for the removal of others if there is no room.
+    async fn reserve_for_scratch(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        let until = Instant::now() + TAKEN_MAX;
+        loop {
+            let removed = self.scratch.removed.notified();
+            let error = match self.reserve(bytes).await {
+                Err(error) if error.is(ErrorKind::NoSpace) => error,
+                other => return other,
+            };
+            if self.scratch.discarded.lock().is_empty() || Instant::now() >= until {
+                return Err(error);
+            }
+            let _ = tokio::time::timeout_at(until.into(), removed).await;
+        }
+    }
+
+    /// Removes what was discarded. Its bytes are free when it is gone. Those of the last daemon are counted first.
+    fn remove_discarded_scratch(&self) -> Result<()> {
+        for at in self.store.discarded() {
+            if !self.scratch.discarded.lock().contains_key(&at) {
+                let bytes = self.store.count_discarded(at);
+                self.scratch.discarded.lock().insert(at, bytes);
+                self.store.account_on(at.0, 0, bytes);
+            }
+        }
+        self.store.remove_discarded(|at| {
+            if let Some(bytes) = self.scratch.discarded.lock().remove(&at) {
+                self.store.account_on(at.0, bytes, 0);
+            }
+            self.scratch.removed.notify_waiters();
+        })
     }
 
     /// Counts all directories. Returns when they should be counted again.

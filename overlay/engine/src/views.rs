@@ -202,11 +202,13 @@ impl Overlay {
     /// Notes that the client of a view has mounted it.
     ///
     /// # Errors
-    /// `NotFound` if the view has ended meanwhile.
+    /// `Stale` if the view has ended meanwhile: what the client has mounted shows an empty tree.
     pub fn view_is_mounted(&self, id: &str) -> Result<()> {
         let mut known = self.inner.views.known.lock();
-        let laid = known.get_mut(id).filter(|record| record.phase == ViewPhase::Laid);
-        let record = laid.ok_or_else(|| unknown(id))?;
+        let Some(record) = known.get_mut(id).filter(|record| record.phase == ViewPhase::Laid) else {
+            let what = format!("{id} ended while it was being mounted");
+            return Err(Error::new(ErrorKind::Stale, Side::Application, what));
+        };
         record.maker = None;
         Ok(())
     }
@@ -320,7 +322,7 @@ impl Inner {
     fn take_mounts_away(&self, view: &Path) {
         let Ok(all) = mounts::list() else { return };
         for at in mounts::that_show(&all, &tree_of(view)) {
-            if let Err(error) = bind::detach(&at.mountpoint, true) {
+            if let Err(error) = bind::detach(at, true) {
                 tracing::warn!("{}: a view stays mounted: {error}", at.mountpoint.display());
             }
         }
@@ -330,10 +332,13 @@ impl Inner {
     pub(crate) fn take_up_views(&self) -> Result<()> {
         let mut known: BTreeMap<String, ViewRecord> = self.catalog.meta(KEY)?.unwrap_or_default();
         let there = self.store.views();
+        // Also without any view: the last daemon may have been removing one.
+        if let Err(error) = self.store.count_outlived() {
+            tracing::error!(%error, "not all files that only views have names for count as used");
+        }
         if there.is_empty() && known.is_empty() {
             return Ok(());
         }
-        self.store.count_outlived()?;
         for (id, record) in &mut known {
             let is_there = there.contains(&(record.device, id.clone()));
             // The loop ends it: perhaps it is mounted, and a mount cannot be taken away before this daemon serves.

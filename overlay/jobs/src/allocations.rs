@@ -176,11 +176,13 @@ impl JobsInner {
             }
             AllocationVerb::Teardown => {
                 let known = self.change_allocation(id, |record| Ok(record.state.cancel()))?;
-                if known.is_some_and(|record| record.state == AllocationState::Cancelled) {
+                if known.as_ref().is_some_and(|record| record.state == AllocationState::Cancelled) {
                     self.stop_work(id);
                 }
                 self.end_holding(id, JobEnd::Orphaned)?;
-                self.discard_scratch(id);
+                if let Some(known) = known {
+                    self.discard_scratch_of(&known);
+                }
             }
             AllocationVerb::Begin(_) | AllocationVerb::Ready { .. } | AllocationVerb::Show => {}
         }
@@ -314,6 +316,10 @@ impl JobsInner {
                 record = self.change_allocation(&record.id, failed)?.unwrap_or(record);
             }
             self.allocations.note(&record);
+            // The earlier daemon may have died before it removed it. That of a failed allocation may hold results.
+            if matches!(record.state, AllocationState::Done | AllocationState::Cancelled) {
+                self.discard_scratch_later(record.clone(), record.since_unix);
+            }
             // The earlier daemon may have died while it ended them.
             if !record.state.may_run() && owners.contains(&record.id) {
                 self.engine.end_leases_of(&record.id)?;

@@ -1,19 +1,26 @@
 //! Bind mounts: a tree of one file system, shown read-only at a place in another one.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount, open_tree,
 };
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
+use crate::mounts::{self, MountEntry};
+
 /// The user namespace that owns a namespace (`ioctl_ns(2)`).
 const NS_GET_USERNS: libc::c_ulong = 0xb701;
+
+/// How often the place of a mount is looked up again, because directories above it were renamed meanwhile.
+const DETACH_ATTEMPTS: usize = 16;
 
 /// Opens the place that a mount will cover. A symbolic link is not followed.
 pub fn open_place(path: &Path) -> io::Result<OwnedFd> {
@@ -62,6 +69,14 @@ impl DetachedMount {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(mount)) }
     }
 
+    /// Returns the number of the mount, which stays the same when it is attached.
+    ///
+    /// # Errors
+    /// `Unsupported` before Linux 5.8.
+    pub fn id(&self) -> io::Result<u64> {
+        mount_id(&self.0, "")?.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
     /// Attaches it over an open place, in the mount namespace of this thread.
     pub fn attach(self, place: impl AsFd) -> io::Result<()> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
@@ -69,13 +84,105 @@ impl DetachedMount {
     }
 }
 
-/// Detaches what is mounted at a path. `lazy`: also if it is in use; its present users keep what they have open.
+/// Detaches a mount of [`mounts::list`], and no other one. `lazy`: also if it is in use; its present users keep what they
+/// have open. One that is gone meanwhile is no error.
+///
+/// Users who own a directory above a mount may replace it by a symbolic link at any moment, and then its path leads to
+/// another mount. So no link is followed, and the mount is known by its number.
 ///
 /// # Errors
-/// `ResourceBusy` if it is in use and `lazy` is false.
-pub fn detach(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    Ok(rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW)?)
+/// `ResourceBusy` if it is in use and `lazy` is false, or if it is covered by another mount.
+pub fn detach(at: &MountEntry, lazy: bool) -> io::Result<()> {
+    let mut place = at.mountpoint.clone();
+    for _ in 0..DETACH_ATTEMPTS {
+        if detach_at(&place, at.id, lazy)? {
+            return Ok(());
+        }
+        let is_same = |now: &MountEntry| (now.id, &now.device, &now.root) == (at.id, &at.device, &at.root);
+        match mounts::list()?.into_iter().find(is_same) {
+            // A directory above it has another name by now.
+            Some(now) => place = now.mountpoint,
+            None => return Ok(()),
+        }
+    }
+    let what = format!("{}: another mount covers it, or directories above it are renamed", place.display());
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, what))
+}
+
+/// Detaches the mount with this number, if a path leads to it without symbolic links. Returns whether it did.
+fn detach_at(place: &Path, id: u64, lazy: bool) -> io::Result<bool> {
+    let Some((above, name)) = parent_of(place) else { return Ok(false) };
+    let Some(parent) = open_exactly(above)? else { return Ok(false) };
+    if lazy {
+        // The open mount itself: what its path leads to meanwhile does not matter. A mount that is in use because it is
+        // open here is detached all the same.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mount = match rustix::fs::openat(&parent, name, flags, Mode::empty()) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
+            opened => opened?,
+        };
+        if mount_id(&mount, "")? != Some(id) {
+            return Ok(false);
+        }
+        return unmounted(rustix::mount::unmount(own_path(&mount), UnmountFlags::DETACH));
+    }
+    if mount_id(&parent, name)? != Some(id) {
+        return Ok(false);
+    }
+    unmounted(rustix::mount::unmount(own_path(&parent).join(name), UnmountFlags::NOFOLLOW))
+}
+
+/// Detaches the mount with this number from a place, in a thread that [`in_namespace_of`] made. `/proc` may show other
+/// processes there. Returns whether it was there.
+pub fn detach_in_namespace(place: &Path, id: u64) -> io::Result<bool> {
+    let Some((above, name)) = parent_of(place) else { return Ok(false) };
+    let Some(parent) = open_exactly(above)? else { return Ok(false) };
+    if mount_id(&parent, name)? != Some(id) {
+        return Ok(false);
+    }
+    // The working directory is this thread's own.
+    rustix::process::fchdir(&parent)?;
+    unmounted(rustix::mount::unmount(name, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW))
+}
+
+fn parent_of(place: &Path) -> Option<(&Path, &OsStr)> {
+    Some((place.parent()?, place.file_name()?))
+}
+
+/// Opens a directory whose path has no symbolic links. `None` if there is none at this moment.
+fn open_exactly(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        opened => Ok(Some(opened?)),
+    }
+}
+
+/// Returns the number of the mount that is seen at a name in a directory; an empty name stands for the open file itself.
+/// The file system is asked for nothing: it may not answer, or may refuse to answer root.
+fn mount_id(dir: impl AsFd, name: impl rustix::path::Arg) -> io::Result<Option<u64>> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    // The kernel gives the number always.
+    match rustix::fs::statx(dir, name, flags, StatxFlags::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        stat => {
+            let stat = stat?;
+            Ok((stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id))
+        }
+    }
+}
+
+/// The path of an open file, whatever becomes of its names.
+fn own_path(file: impl AsFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
+}
+
+/// `Ok(false)`: it is not mounted there any more.
+fn unmounted(result: rustix::io::Result<()>) -> io::Result<bool> {
+    match result {
+        Err(Errno::INVAL | Errno::NOENT) => Ok(false),
+        result => Ok(result.map(|()| true)?),
+    }
 }
 
 /// Does something in the mount namespace of a process, in a thread of its own. What is mounted below `keep_apart` from

@@ -13,6 +13,8 @@ pub const FS_TYPE: &str = "fuse.forebay";
 /// One line of mountinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
+    /// The number that the kernel gives to the mount while it exists. Other mounts may get it later.
+    pub id: u64,
     pub mountpoint: PathBuf,
     /// The directory of its file system that it shows.
     pub root: PathBuf,
@@ -44,17 +46,19 @@ fn parse(lines: impl BufRead) -> io::Result<Vec<MountEntry>> {
     for line in lines.split(b'\n') {
         let line = line?;
         let mut fields = line.split(|b| *b == b' ');
-        let (device, root, mountpoint) = (fields.nth(2), fields.next(), fields.next());
+        let id = fields.next().and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
+        let (device, root, mountpoint) = (fields.nth(1), fields.next(), fields.next());
         let own = fields.next().unwrap_or_default();
         let mut tail = fields.skip_while(|f| *f != b"-").skip(1);
-        let (Some(device), Some(root), Some(mountpoint), Some(fs_type), Some(source)) =
-            (device, root, mountpoint, tail.next(), tail.next())
+        let (Some(id), Some(device), Some(root), Some(mountpoint), Some(fs_type), Some(source)) =
+            (id, device, root, mountpoint, tail.next(), tail.next())
         else {
             continue;
         };
         let shared = tail.next().unwrap_or_default();
         let own = shown_flags(own);
         mounts.push(MountEntry {
+            id,
             mountpoint: decode_octal(mountpoint),
             root: decode_octal(root),
             fs_type: String::from_utf8_lossy(fs_type).into_owned(),
@@ -255,7 +259,7 @@ mod tests {
             b"36 35 98:0 /r /mnt/a\\040b rw,noatime master:1 shared:2 - fuse.forebay /po\\040ol rw,sync,user_id=0\n\
                      37 35 0:44 / /x ro,nodev - tmpfs tmpfs rw\nrubbish\n";
         let mounts = parse(&text[..]).unwrap();
-        assert_eq!(mounts.len(), 2);
+        assert_eq!((mounts.len(), mounts[0].id, mounts[1].id), (2, 36, 37));
         assert_eq!(
             (mounts[0].mountpoint.as_path(), mounts[0].root.as_path()),
             (Path::new("/mnt/a b"), Path::new("/r"))

@@ -16,22 +16,23 @@
 //! user has no access. A file that has names elsewhere, through which its user could go on to change it, is refused.
 //! What appears in the tree meanwhile goes back to its user.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::{self, File, Permissions};
+mod moves;
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, ErrorKind, Result, Side, XATTRS_MAX_BYTES};
-use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{Dir, FileType, RenameFlags};
 use serde::{Deserialize, Serialize};
 
-use super::limit::set_immutable;
 use super::make_dir;
 use super::prune::{Prune, prune};
-use super::tree::{TreeEntry, TreeKind, TreeXattrs, entry_of, kind_of, names_up_to, open_below, open_dir, stat_of};
+use super::tree::{TreeEntry, TreeKind, TreeXattrs, entry_of, kind_of, open_below, open_dir, stat_of};
 use crate::{ContentId, ContentStore};
 
 const COMMITS: &str = "commits";
@@ -41,7 +42,7 @@ const TREE: &str = "tree";
 /// The most entries of one tree: the catalog takes them in one batch, and takes some 1 KiB of memory for each.
 const ENTRIES_MAX: usize = 500_000;
 
-/// The most bytes of names, targets of symbolic links, and attributes of one tree: they are held in memory.
+/// The most bytes of paths, targets of symbolic links, and attributes of one tree.
 const HELD_BYTES_MAX: usize = 256 << 20;
 
 /// Where a tree comes from.
@@ -50,19 +51,6 @@ struct ScratchOrigin {
     id: String,
     /// Below the scratch directory; empty: all of it.
     path: Vec<u8>,
-}
-
-/// A file that moves from the tree into the content store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct ContentMove {
-    content: ContentId,
-    /// Below `commits/N`.
-    path: Vec<u8>,
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    /// Device and inode.
-    identity: (u64, u64),
 }
 
 /// A path in a scratch directory.
@@ -111,8 +99,13 @@ impl ContentStore {
             return Err(source.failed(error.into()));
         }
         if source.path.is_empty() {
-            let meta = fs::symlink_metadata(tree.dir.join(TREE)).map_err(|e| tree.failed(e))?;
-            self.make_scratch(device, id, (meta.uid(), meta.gid()))?;
+            let meta = fs::symlink_metadata(tree.dir.join(TREE)).map_err(|e| tree.failed(e));
+            let made = meta.and_then(|meta| self.make_scratch(device, id, (meta.uid(), meta.gid())));
+            if let Err(error) = made {
+                // Nothing has moved but the tree itself.
+                tree.undo(self, |_| Ok(true))?;
+                return Err(error);
+            }
         }
         Ok(tree)
     }
@@ -179,7 +172,10 @@ struct TreeListing {
     entries: Vec<TreeEntry>,
     /// The number of the entry that is the first name of a file.
     files: HashMap<(u64, u64), usize>,
+    /// The length of the path of each entry.
+    path_bytes: Vec<usize>,
     held_bytes: usize,
+    held_bytes_max: usize,
 }
 
 impl DetachedTree {
@@ -188,8 +184,12 @@ impl DetachedTree {
     /// # Errors
     /// `InvalidInput` if the tree is too large or too deep for one commit, or if a file has too many attributes.
     pub fn read(&self, content: impl Fn() -> Result<ContentId>) -> Result<Vec<TreeEntry>> {
+        self.read_within(HELD_BYTES_MAX, content)
+    }
+
+    fn read_within(&self, held_bytes_max: usize, content: impl Fn() -> Result<ContentId>) -> Result<Vec<TreeEntry>> {
         let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-        let mut listing = TreeListing::default();
+        let mut listing = TreeListing { held_bytes_max, ..TreeListing::default() };
         let top = entry_of(&base, TREE.as_bytes(), None).map_err(|e| self.failed(e))?;
         self.add(top, &mut listing, &content)?;
         let mut next = 0;
@@ -201,9 +201,14 @@ impl DetachedTree {
             }
             let path = path_in_tree(&listing.entries, at);
             let dir = open_below(&base, &path).map_err(|e| self.failed(e).context(shown(&path)))?;
-            // One more is enough for the refusal.
-            for name in names_up_to(&dir, ENTRIES_MAX + 1).map_err(|e| self.failed(e))? {
-                let entry = match entry_of(&dir, &name, Some(at)) {
+            let mut names = Dir::read_from(&dir).map_err(|e| self.failed(e.into()))?;
+            while let Some(name) = names.read() {
+                let name = name.map_err(|e| self.failed(e.into()))?;
+                let name = name.file_name().to_bytes();
+                if matches!(name, b"." | b"..") {
+                    continue;
+                }
+                let entry = match entry_of(&dir, name, Some(at)) {
                     // Removed meanwhile.
                     Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                     entry => entry.map_err(|e| self.failed(e).context(shown(&path)))?,
@@ -221,7 +226,7 @@ impl DetachedTree {
         content: &impl Fn() -> Result<ContentId>,
     ) -> Result<()> {
         let refused = |what: String| Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
-        let TreeListing { entries, files, held_bytes } = listing;
+        let TreeListing { entries, files, path_bytes, held_bytes, held_bytes_max } = listing;
         if entries.len() == ENTRIES_MAX {
             return refused(format!(
                 "a commit takes {ENTRIES_MAX} files and directories at most: commit parts of the tree"
@@ -247,100 +252,26 @@ impl DetachedTree {
                 }
             }
         }
-        *held_bytes += entry.name.len();
+        // The whole path, not only the name: the journal of the moves has it.
+        let above = entry.parent.and_then(|parent| path_bytes.get(parent)).map_or(0, |bytes| bytes + 1);
+        *held_bytes += above + entry.name.len();
         *held_bytes += entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         if let TreeKind::Symlink { target } = &entry.kind {
             *held_bytes += target.len();
         }
-        if *held_bytes > HELD_BYTES_MAX {
+        if held_bytes > held_bytes_max {
             return refused(format!(
-                "the names and attributes of the tree have more than {} MiB: commit parts of the tree",
+                "the paths and attributes of the tree have more than {} MiB: commit parts of the tree",
                 HELD_BYTES_MAX >> 20
             ));
         }
+        path_bytes.push(above + entry.name.len());
         entries.push(entry);
         Ok(())
     }
 
     fn on_device(&self, number: ContentId) -> ContentId {
         crate::store::on_device(number, self.device)
-    }
-
-    /// Moves all files into the content store, where they belong to the daemon's user. The moves survive a power cut.
-    ///
-    /// # Errors
-    /// `Busy` if the tree was changed meanwhile. [`Self::undo`] moves back what was moved.
-    pub fn move_into_store(&self, store: &ContentStore, entries: &mut [TreeEntry]) -> Result<()> {
-        let mut names: HashMap<usize, u64> = HashMap::new();
-        for entry in entries.iter() {
-            if let TreeKind::HardLink { of } = entry.kind {
-                *names.entry(of).or_insert(1) += 1;
-            }
-        }
-        let mut dirs: Vec<Option<Vec<u8>>> = vec![None; entries.len()];
-        let mut moves = Vec::new();
-        for at in 0..entries.len() {
-            let entry = &entries[at];
-            let path = match entry.parent.and_then(|parent| dirs[parent].as_ref()) {
-                Some(above) => [above.as_slice(), b"/", &entry.name].concat(),
-                None => TREE.as_bytes().to_vec(),
-            };
-            match entry.kind {
-                TreeKind::Directory => dirs[at] = Some(path),
-                TreeKind::File { content, .. } => {
-                    let TreeEntry { mode, uid, gid, identity, .. } = *entry;
-                    moves.push((at, ContentMove { content, path, mode, uid, gid, identity }));
-                }
-                _ => {}
-            }
-        }
-        let mut journal = Vec::new();
-        for (_, one) in &moves {
-            journal.extend(encode(one)?);
-        }
-        self.write(MOVES, &journal)?;
-        drop(journal);
-        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-        let mut open: Option<(Vec<u8>, OwnedFd)> = None;
-        let mut touched = BTreeSet::new();
-        for (at, one) in &moves {
-            let (above, name) = split(&one.path);
-            if open.as_ref().is_none_or(|(known, _)| known != above) {
-                let dir = match above.is_empty() {
-                    true => base.try_clone(),
-                    false => open_below(&base, above),
-                };
-                open = Some((above.to_vec(), dir.map_err(|e| changed(&one.path, &e))?));
-            }
-            let Some((_, dir)) = &open else { continue };
-            let target = store.path(one.content)?;
-            let into = target.parent().unwrap_or(&self.dir).to_owned();
-            let rename = || rustix::fs::renameat_with(dir, name, rustix::fs::CWD, &target, RenameFlags::NOREPLACE);
-            match rename() {
-                Err(rustix::io::Errno::NOENT) if !into.exists() => {
-                    make_dir(&into, 0o700)?;
-                    touched.extend(into.parent().map(Path::to_owned));
-                    rename()
-                }
-                // A daemon that died while the directory was full has left it immutable.
-                Err(rustix::io::Errno::PERM) => {
-                    set_immutable(dir, name, false);
-                    rename()
-                }
-                // A file that a power cut left under the same number.
-                Err(rustix::io::Errno::EXIST) => {
-                    store.remove(one.content)?;
-                    rename()
-                }
-                other => other,
-            }
-            .map_err(|e| changed(&one.path, &e.into()))?;
-            touched.insert(into);
-            let most = names.get(at).copied().unwrap_or(1);
-            let occupied = secure(one, &target, most)?;
-            entries[*at].kind = TreeKind::File { content: one.content, occupied_bytes: occupied };
-        }
-        touched.iter().try_for_each(|dir| sync_dir(dir))
     }
 
     /// Checks that the tree holds nothing but what was listed and has not moved.
@@ -387,31 +318,6 @@ impl DetachedTree {
         make_dir(scratch, 0o700)?;
         let root = open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
         self.put_back(&tree, &root, if is_all { TREE.as_bytes() } else { path }, &root)
-    }
-
-    fn move_files_back(
-        &self,
-        store: &ContentStore,
-        is_kept: impl Fn(ContentId) -> Result<bool>,
-        scratch: &Path,
-    ) -> Result<()> {
-        let journal = self.read_file(MOVES)?.unwrap_or_default();
-        let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-        // For files whose directory is gone.
-        let other = open_below(&base, TREE.as_bytes())
-            .or_else(|_| open_dir(rustix::fs::CWD, scratch.as_os_str().as_bytes()))
-            .map_err(|e| self.failed(e))?;
-        let mut rest = journal.as_slice();
-        while let Some((one, left)) = decode::<ContentMove>(rest) {
-            rest = left;
-            let from = store.path(one.content)?;
-            if fs::symlink_metadata(&from).is_err() || is_kept(one.content)? {
-                continue;
-            }
-            give_back(&from, &one).map_err(|e| Error::io(e, Side::Cache, from.display().to_string()))?;
-            self.put_back(&from, &base, &one.path, &other)?;
-        }
-        Ok(())
     }
 
     /// Moves to a path below a directory. If the path is taken, to a name beside it; if its directory is gone, to a name
@@ -490,62 +396,6 @@ impl DetachedTree {
     fn failed(&self, error: io::Error) -> Error {
         Error::io(error, Side::Cache, self.dir.display().to_string())
     }
-}
-
-/// Makes a moved file the daemon's own. Returns the bytes that it occupies. `names`: how many names it has in the tree.
-fn secure(of: &ContentMove, target: &Path, names: u64) -> Result<u64> {
-    let failed = |e: io::Error| Error::io(e, Side::Cache, target.display().to_string());
-    let looked = || fs::symlink_metadata(target).map_err(failed);
-    let meta = looked()?;
-    let access = (meta.uid(), meta.gid(), meta.mode() & 0o7777);
-    if (meta.dev(), meta.ino()) != of.identity || !meta.is_file() || access != (of.uid, of.gid, of.mode) {
-        return Err(changed(&of.path, &io::Error::from(io::ErrorKind::ResourceBusy)));
-    }
-    if meta.nlink() > names {
-        return Err(named_elsewhere(&of.path));
-    }
-    let own = own_identity();
-    if (meta.uid(), meta.gid()) != own {
-        lchown(target, Some(own.0), Some(own.1)).map_err(failed)?;
-    }
-    if meta.mode() & 0o7777 != 0o600 {
-        // It is a regular file, in a directory that no other user can change.
-        fs::set_permissions(target, Permissions::from_mode(0o600)).map_err(failed)?;
-    }
-    // From here on, its user can make no further name of it (`fs.protected_hardlinks`).
-    let meta = looked()?;
-    if meta.nlink() > names {
-        return Err(named_elsewhere(&of.path));
-    }
-    Ok(meta.blocks() * 512)
-}
-
-/// Gives a file that the daemon made its own the owner and the mode that it had in the tree. Anything else stays as it
-/// is: its user has put it in the file's place.
-fn give_back(file: &Path, of: &ContentMove) -> io::Result<()> {
-    let file = rustix::fs::open(file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let stat = rustix::fs::fstat(&file)?;
-    let is_own = (stat.st_dev, stat.st_ino) == of.identity && stat.st_uid == own_identity().0;
-    if kind_of(&stat) != FileType::RegularFile || !is_own {
-        return Ok(());
-    }
-    // The owner first: a change of it takes the set-id bits away. The path leads to the open file itself.
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    std::os::unix::fs::chown(&path, Some(of.uid), Some(of.gid))?;
-    fs::set_permissions(&path, Permissions::from_mode(of.mode & 0o7777))
-}
-
-fn own_identity() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-}
-
-fn named_elsewhere(path: &[u8]) -> Error {
-    let what = format!(
-        "{}: it has another name outside of what is committed, through which it could change: remove that name, or copy \
-         the file",
-        shown(path)
-    );
-    Error::new(ErrorKind::InvalidInput, Side::Application, what)
 }
 
 fn changed(path: &[u8], error: &io::Error) -> Error {

@@ -6,16 +6,19 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, FileType, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
+use rustix::fs::{FileType, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
 
-use super::tree::{names_of, open_below, open_dir};
+use super::tree::{kind_of, open_dir};
+use super::walk::{WalkStep, walk};
 
 /// Files that were changed in this time before the last count may be being written now. Users cannot set this time.
 const RECENT: Duration = Duration::from_secs(10);
+/// The most files of several names that a count remembers, some 20 bytes each. Beyond, each name counts.
+const LINKED_MAX: usize = 1_000_000;
 
 /// What is to be done with the files while they are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,45 +31,30 @@ pub enum Seal {
     Clear,
 }
 
-/// Returns the bytes that a directory occupies with everything below it. A file of several names counts once. What is
-/// removed meanwhile, and what lies too deep for one path, is passed over.
+/// Returns the bytes that a directory occupies with everything below it. A file of several names counts once, as long as
+/// there are at most [`LINKED_MAX`] such files. What is removed meanwhile, and what is below very many directories, is
+/// passed over.
 ///
 /// # Errors
 /// The directory itself cannot be read.
 pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let root = open_dir(rustix::fs::CWD, dir.as_os_str().as_bytes())?;
-    let (mut bytes, mut left) = (0, vec![Vec::new()]);
+    let mut bytes = 0;
     let mut linked = HashSet::new();
-    while let Some(path) = left.pop() {
-        let below;
-        let dir = match path.is_empty() {
-            true => &root,
-            false => match open_below(&root, &path) {
-                Ok(dir) => {
-                    below = dir;
-                    &below
-                }
-                Err(_) => continue,
-            },
-        };
-        for name in names_of(dir).unwrap_or_default() {
-            let Ok(stat) = rustix::fs::statat(dir, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            // What occupies nothing is not remembered: any number of such files fits.
-            if stat.st_blocks > 0 && (stat.st_nlink == 1 || is_directory || linked.insert((stat.st_dev, stat.st_ino))) {
-                bytes += stat.st_blocks as u64 * 512;
-            }
-            match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory if path.is_empty() => left.push(name),
-                FileType::Directory => left.push([path.as_slice(), b"/", &name].concat()),
-                FileType::RegularFile if seal == Seal::Clear || (seal == Seal::Set && is_recent(stat.st_ctime)) => {
-                    set_immutable(dir, &name, seal == Seal::Set);
-                }
-                _ => {}
-            }
+    walk(root, |step| {
+        let WalkStep::Entry { dir, name, stat } = step else { return Ok(()) };
+        let kind = kind_of(stat);
+        let mut is_first = || linked.len() >= LINKED_MAX || linked.insert((stat.st_dev, stat.st_ino));
+        // What occupies nothing is not remembered: any number of such files fits.
+        if stat.st_blocks > 0 && (stat.st_nlink == 1 || kind == FileType::Directory || is_first()) {
+            bytes += stat.st_blocks as u64 * 512;
         }
-    }
+        if kind == FileType::RegularFile && (seal == Seal::Clear || (seal == Seal::Set && is_recent(stat.st_ctime))) {
+            set_immutable(dir, name, seal == Seal::Set);
+        }
+        Ok(())
+    })?;
     Ok(bytes)
 }
 
@@ -76,7 +64,7 @@ fn is_recent(ctime_secs: i64) -> bool {
 }
 
 /// Sets or clears the immutable flag. A file system without it, or a daemon without the privilege, leaves it as it is.
-pub(super) fn set_immutable(dir: &OwnedFd, name: &[u8], on: bool) {
+pub(super) fn set_immutable(dir: impl AsFd, name: &[u8], on: bool) {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::openat(dir, name, flags, Mode::empty()) else { return };
     let Ok(have) = ioctl_getflags(&file) else { return };
@@ -90,6 +78,7 @@ pub(super) fn set_immutable(dir: &OwnedFd, name: &[u8], on: bool) {
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::fd::OwnedFd;
 
     #[test]
     fn what_is_below_a_directory_is_counted_and_links_are_not_followed() {
@@ -108,5 +97,22 @@ mod tests {
         }
         let linked = count(&counted, Seal::Keep).unwrap() - empty;
         assert!(linked < (1 << 18) + 32_768, "a file with 101 names counts {linked} bytes");
+    }
+
+    #[test]
+    fn what_is_too_deep_for_one_path_is_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let mut dir = OwnedFd::from(fs::File::open(root.path()).unwrap());
+        let name = "d".repeat(250);
+        for _ in 0..20 {
+            rustix::fs::mkdirat(&dir, &*name, 0o700.into()).unwrap();
+            dir = open_dir(&dir, name.as_bytes()).unwrap();
+        }
+        let empty = count(root.path(), Seal::Keep).unwrap();
+        let flags = OFlags::WRONLY | OFlags::CREATE;
+        let mut file = fs::File::from(rustix::fs::openat(&dir, "f", flags, 0o600.into()).unwrap());
+        io::Write::write_all(&mut file, &vec![1; 1 << 18]).unwrap();
+        let grown = count(root.path(), Seal::Keep).unwrap() - empty;
+        assert!(grown >= 1 << 18, "{grown}");
     }
 }

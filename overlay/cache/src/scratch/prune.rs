@@ -1,17 +1,15 @@
-//! Removes a tree that its user may still be changing, whatever its depth: from open directories, without following
-//! links, and with few descriptors.
+//! Removes a tree that its user may still be changing, whatever its size and depth.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
 use super::limit::set_immutable;
-use super::tree::{kind_of, names_of, open_below, stat_of};
+use super::tree::{kind_of, open_below, stat_of};
+use super::walk::{WalkStep, walk};
 
-/// The longest path that is opened: far below `PATH_MAX`, so that a name fits behind it.
-const PATH_BYTES: usize = 3_000;
 /// How often the tree is gone through, at most: its user may go on to make entries.
 const ROUNDS: usize = 1_000;
 
@@ -46,33 +44,31 @@ pub fn prune(base: &OwnedFd, name: &[u8], what: Prune) -> io::Result<bool> {
 
 /// Goes through a tree once. Returns whether another round may find more to remove.
 fn prune_once(base: &OwnedFd, top: &[u8], what: Prune, round: usize) -> bool {
-    let mut moved = 0;
-    let mut dirs = vec![top.to_vec()];
-    let mut next = 0;
-    while next < dirs.len() {
-        let path = dirs[next].clone();
-        next += 1;
-        let Ok(dir) = open_below(base, &path) else { continue };
-        for name in names_of(&dir).unwrap_or_default() {
-            let Ok(stat) = stat_of(&dir, &name) else { continue };
-            if kind_of(&stat) != FileType::Directory {
-                remove_file(&dir, &name, what);
-            } else if path.len() + name.len() < PATH_BYTES {
-                dirs.push([path.as_slice(), b"/", &name].concat());
-            } else if what == Prune::Everything {
-                // Too deep for one path: it goes on at the top.
-                let up = [top, format!("/deep-{round}-{moved}").as_bytes()].concat();
-                moved += usize::from(rustix::fs::renameat(&dir, name.as_slice(), base, up.as_slice()).is_ok());
+    let Ok(dir) = open_below(base, top) else { return false };
+    let (mut moved, mut is_torn) = (0, false);
+    let walked = walk(dir, |step| {
+        match step {
+            WalkStep::Entry { dir, name, stat } if kind_of(stat) != FileType::Directory => {
+                remove_file(dir, name, what);
             }
+            WalkStep::TooDeep { dir, name } if what == Prune::Everything => {
+                // It goes on at the top.
+                let up = [top, format!("/deep-{round}-{moved}").as_bytes()].concat();
+                moved += usize::from(rustix::fs::renameat(dir, name, base, up.as_slice()).is_ok());
+            }
+            WalkStep::Left { dir, name } => _ = rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
+            // Its user has moved a directory away that the walk was in.
+            WalkStep::Unread(error) => is_torn |= error.kind() == io::ErrorKind::ResourceBusy,
+            WalkStep::Entry { .. } | WalkStep::TooDeep { .. } => {}
         }
-    }
-    for path in dirs.iter().rev() {
-        let _ = rustix::fs::unlinkat(base, path.as_slice(), AtFlags::REMOVEDIR);
-    }
-    moved > 0
+        Ok(())
+    });
+    let _ = rustix::fs::unlinkat(base, top, AtFlags::REMOVEDIR);
+    walked.is_ok() && (moved > 0 || is_torn)
 }
 
-fn remove_file(dir: &OwnedFd, name: &[u8], what: Prune) -> bool {
+fn remove_file(dir: impl AsFd, name: &[u8], what: Prune) -> bool {
+    let dir = dir.as_fd();
     let is_spared =
         || stat_of(dir, name).is_ok_and(|stat| kind_of(&stat) == FileType::RegularFile && stat.st_nlink < 2);
     if what == Prune::SparesFiles && is_spared() {
@@ -101,7 +97,7 @@ mod tests {
         let base = OwnedFd::from(File::open(root.path()).unwrap());
         fs::create_dir(root.path().join("t")).unwrap();
         let mut dir = OwnedFd::from(File::open(root.path().join("t")).unwrap());
-        for level in 0..3_000 {
+        for level in 0..10_500 {
             rustix::fs::mkdirat(&dir, "directory", 0o700.into()).unwrap();
             rustix::fs::mkdirat(&dir, format!("beside-{level}"), 0o700.into()).unwrap();
             dir = open_below(&dir, b"directory").unwrap();

@@ -58,33 +58,25 @@ pub(super) fn open_dir(at: impl AsFd, path: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Opens a directory below another one. No part of the path may be a symbolic link, or lie on another file system.
-pub(crate) fn open_below(at: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+pub(crate) fn open_below(at: impl AsFd, path: &[u8]) -> io::Result<OwnedFd> {
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     Ok(rustix::fs::openat2(at, path, DIRECTORY, Mode::empty(), resolve)?)
 }
 
 pub(crate) fn names_of(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
-    names_up_to(dir, usize::MAX)
-}
-
-/// Returns so many names of a directory at most.
-pub(crate) fn names_up_to(dir: &OwnedFd, most: usize) -> io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            if names.len() == most {
-                break;
-            }
             names.push(name.to_vec());
         }
     }
     Ok(names)
 }
 
-pub(crate) fn stat_of(dir: &OwnedFd, name: &[u8]) -> io::Result<Stat> {
+pub(crate) fn stat_of(dir: impl AsFd, name: &[u8]) -> io::Result<Stat> {
     Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 

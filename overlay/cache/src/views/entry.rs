@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, Time};
 use rustix::fs::{
@@ -34,7 +34,7 @@ pub struct EntryLook {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaidFile {
     Linked,
-    /// It lies on another device, or has too many names. These bytes were copied.
+    /// It lies on another device, or has too many names. The copy occupies these bytes, with its attributes.
     Copied(u64),
 }
 
@@ -62,7 +62,9 @@ impl ContentStore {
         let laid = match linked {
             Ok(()) => LaidFile::Linked,
             Err(Errno::XDEV | Errno::MLINK | Errno::OPNOTSUPP | Errno::PERM) if allow_copy => {
-                LaidFile::Copied(self.copy_into_view(content, dir, name)?)
+                self.copy_into_view(content, dir, name)?;
+                // The bytes are known when it has its attributes.
+                LaidFile::Copied(0)
             }
             Err(Errno::XDEV) => return Err(not_linked(name, "its content lies on another device")),
             Err(Errno::MLINK) => return Err(not_linked(name, "it has the most hard links that its device allows")),
@@ -70,20 +72,24 @@ impl ContentStore {
             Err(e) => return Err(failed(name, e.into())),
         };
         let shown = show_file(dir, name, look);
-        if shown.is_err() && laid != LaidFile::Linked {
+        if laid == LaidFile::Linked {
+            return shown.map(|()| laid);
+        }
+        let counted = shown.and_then(|()| stat_of(dir, name).map_err(|e| failed(name, e)));
+        if counted.is_err() {
             // Nothing counts it.
             let _ = unlinkat(dir, name, AtFlags::empty());
         }
-        shown.map(|()| laid)
+        counted.map(|stat| LaidFile::Copied(stat.st_blocks as u64 * 512))
     }
 
-    /// Copies a content file into a view. Returns the bytes that the copy occupies.
-    fn copy_into_view(&self, content: ContentId, dir: &OwnedFd, name: &[u8]) -> Result<u64> {
+    /// Copies a content file into a view.
+    fn copy_into_view(&self, content: ContentId, dir: &OwnedFd, name: &[u8]) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600));
         let to = File::from(made.map_err(|e| failed(name, e.into()))?);
         let copied = match self.copy_content(content, &to, || true) {
-            Ok(CopyEnd::Whole(bytes)) => return Ok(bytes),
+            Ok(CopyEnd::Whole(_)) => return Ok(()),
             Ok(CopyEnd::Stopped) => Err(failed(name, io::ErrorKind::Interrupted.into())),
             Err(error) => Err(error),
         };
@@ -142,7 +148,7 @@ pub fn finish_directory(view: &OwnedFd, path: &[u8], look: &EntryLook) -> Result
 
 /// Removes a name that a view gave to a file. Returns the bytes that are free now. A content file that keeps another name
 /// keeps the rights that the view gave it: only the daemon's user reaches it there.
-pub(super) fn remove_link(dir: &OwnedFd, name: &[u8]) -> io::Result<u64> {
+pub(super) fn remove_link(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<u64> {
     let stat = stat_of(dir, name)?;
     unlinkat(dir, name, AtFlags::empty())?;
     Ok(if stat.st_nlink == 1 { stat.st_blocks as u64 * 512 } else { 0 })

@@ -172,3 +172,54 @@ fn what_only_a_view_names_is_counted_in_the_tier_of_its_device() {
     store.remove_discarded_views().unwrap();
     assert_eq!((counted(), store.budget.used(), store.outlived_bytes()), (vec![0, 0], 0, 0));
 }
+
+/// The mount bounds how many directories are below each other, but not how long their path is.
+#[test]
+fn a_view_whose_paths_are_longer_than_the_kernel_takes_is_counted_and_removed() {
+    let Store { store, dir, .. } = store();
+    let bytes = blocks(&store);
+    let mut at = OwnedFd::from(File::open(dir.path().join("content/views/view-1/top")).unwrap());
+    let name = "d".repeat(250);
+    for _ in 0..20 {
+        lay_other(&at, name.as_bytes(), &look(FileKind::Directory, 0o755, 0)).unwrap();
+        at = open_in_view(&at, name.as_bytes()).unwrap();
+    }
+    store.lay_file(ContentId(7), 0, (&at, b"h"), &look(FileKind::File, 0o640, 5), false).unwrap();
+    drop(at);
+    store.remove_content(ContentId(7), bytes).unwrap();
+    drop(store);
+    let store = ContentStore::open(&[dir.path().to_owned()], Some(1 << 30)).unwrap();
+    store.count_outlived().unwrap();
+    assert_eq!((store.budget.used(), store.outlived_bytes()), (bytes, bytes));
+    store.discard_view(0, "view-1", 9).unwrap();
+    store.remove_discarded_views().unwrap();
+    assert_eq!((store.budget.used(), store.outlived_bytes()), (0, 0));
+    assert_eq!(fs::read_dir(dir.path().join("content/views/removed")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_view_that_the_last_daemon_was_removing_is_counted() {
+    let Store { store, dir, .. } = store();
+    let bytes = blocks(&store);
+    store.remove_content(ContentId(7), bytes).unwrap();
+    store.discard_view(0, "view-1", 9).unwrap();
+    drop(store);
+    let store = ContentStore::open(&[dir.path().to_owned()], Some(1 << 30)).unwrap();
+    assert!(store.views().is_empty() && store.has_views(), "it has names of content files");
+    store.count_outlived().unwrap();
+    assert_eq!((store.budget.used(), store.outlived_bytes()), (bytes, bytes));
+    store.remove_discarded_views().unwrap();
+    assert_eq!((store.budget.used(), store.outlived_bytes()), (0, 0));
+}
+
+#[test]
+fn what_was_not_counted_is_not_given_back() {
+    let Store { store, dir, .. } = store();
+    store.remove_content(ContentId(7), blocks(&store)).unwrap();
+    drop(store);
+    let store = ContentStore::open(&[dir.path().to_owned()], Some(1 << 30)).unwrap();
+    store.budget.account(0, 1 << 20);
+    store.discard_view(0, "view-1", 9).unwrap();
+    store.remove_discarded_views().unwrap();
+    assert_eq!((store.budget.used(), store.outlived_bytes()), (1 << 20, 0));
+}

@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use forebay_system::bind;
+use forebay_system::mounts::MountEntry;
+use rustix::mount::MountFlags;
 
 use super::super::{Failure, FailureKind, limits, mounts, supervisor};
 use super::MultiMountRoot;
@@ -25,8 +27,11 @@ pub(super) fn is_own_mount() -> bool {
 
 /// Returns whether the tmpfs of a mixed root is mounted at this place.
 pub(super) fn is_mounted(mountpoint: &Path) -> bool {
-    let found = mounts::at(mountpoint).ok().flatten();
-    found.is_some_and(|m| m.fs_type == FS_TYPE && m.source == SOURCE)
+    mount_at(mountpoint).is_some()
+}
+
+fn mount_at(mountpoint: &Path) -> Option<MountEntry> {
+    mounts::at(mountpoint).ok().flatten().filter(|at| at.fs_type == FS_TYPE && at.source == SOURCE)
 }
 
 /// Creates the directory with the names. After a failure the caller removes with [`remove`] what was created.
@@ -62,13 +67,12 @@ pub(super) fn make(root: &MultiMountRoot) -> Result<(), Failure> {
 /// `Busy` if it is in use and `lazy` is false.
 pub(super) fn remove(root: &MultiMountRoot, lazy: bool) -> Result<(), Failure> {
     let place = &root.mountpoint;
-    if is_mounted(place) {
-        let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
-        return match rustix::mount::unmount(place, flags) {
-            Err(rustix::io::Errno::BUSY) => Err(supervisor::in_use(place)),
+    if let Some(at) = mount_at(place) {
+        return match bind::detach(&at, lazy) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(supervisor::in_use(place)),
             // Another process unmounted it meanwhile; that is no failure.
             Err(_) if !is_mounted(place) => Ok(()),
-            outcome => outcome.map_err(|e| Failure::io(format!("cannot unmount {}", place.display()), &e.into())),
+            outcome => outcome.map_err(|e| Failure::io(format!("cannot unmount {}", place.display()), &e)),
         };
     }
     for name in &root.made {

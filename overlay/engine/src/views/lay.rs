@@ -21,6 +21,9 @@ const ENTRIES_AT_ONCE: usize = 1_024;
 /// Failures that the message names.
 const NAMED_FAILURES: usize = 3;
 
+/// The longest path of a directory in a view, in bytes: far below `PATH_MAX`, so that a name fits behind it.
+const PATH_BYTES_MAX: usize = 3_000;
+
 /// How long a client waits for the kernel to forget how long it may keep a name.
 const KERNEL_FORGETS: Duration = Duration::from_secs(2);
 
@@ -39,10 +42,21 @@ struct LayingTree {
     failed: u64,
 }
 
-/// A directory whose entries are to be laid, by its path in the view.
+/// A directory of a view. Its path is put together when it is needed: the paths of very many directories that are deep
+/// below each other would take more memory than there is.
 struct LaidDirectory {
     ino: Ino,
-    path: Vec<u8>,
+    name: Box<[u8]>,
+    /// The place in the list of the directory that it is in; `None` for the top.
+    above: Option<usize>,
+}
+
+/// Returns the path of a directory in its view.
+fn path_of(dirs: &[LaidDirectory], at: usize) -> Vec<u8> {
+    let above = std::iter::successors(dirs.get(at), |dir| dirs.get(dir.above?));
+    let mut names: Vec<&[u8]> = above.map(|dir| &*dir.name).collect();
+    names.reverse();
+    names.join(&b'/')
 }
 
 impl LayingTree {
@@ -117,11 +131,10 @@ impl Inner {
         let kind = self.node(root)?.state.lock().record.kind;
         let top = Dirent { name: TOP.as_bytes().into(), ino: root, kind };
         let mut dirs = Vec::new();
-        tree = self.lay_entries(Vec::new(), vec![top], tree, &mut dirs).await?;
+        tree = self.lay_entries(None, vec![top], tree, &mut dirs).await?;
         let mut next = 0;
         while next < dirs.len() && tree.failed == 0 {
-            let LaidDirectory { ino, path } = &dirs[next];
-            let (ino, path) = (*ino, path.clone());
+            let (at, ino) = (next, dirs[next].ino);
             next += 1;
             if !matches!(self.node(ino)?.state.lock().record.listing, ListingState::Complete(_)) {
                 tree.fail(self.not_staged(ino));
@@ -130,30 +143,40 @@ impl Inner {
             let inner = self.clone();
             let entries = blocking(move || inner.entries(ino)).await?;
             for some in entries.chunks(ENTRIES_AT_ONCE) {
-                tree = self.lay_entries(path.clone(), some.to_vec(), tree, &mut dirs).await?;
+                tree = self.lay_entries(Some(at), some.to_vec(), tree, &mut dirs).await?;
             }
         }
         let inner = self.clone();
         blocking(move || {
             // From below: the times of a directory change with its entries.
-            for dir in dirs.iter().rev() {
-                let look = look(&inner.node(dir.ino)?.state.lock().record);
-                finish_directory(&tree.view, &dir.path, &look)?;
-                inner.table.drop_idle(dir.ino);
+            for at in (0..dirs.len()).rev() {
+                let ino = dirs[at].ino;
+                let look = look(&inner.node(ino)?.state.lock().record);
+                finish_directory(&tree.view, &path_of(&dirs, at), &look)?;
+                inner.table.drop_idle(ino);
             }
             Ok(tree)
         })
         .await
     }
 
-    /// Lays entries of one directory. Adds the directories among them to `dirs`.
+    /// Lays entries of one directory, which is that at `above` in `dirs`. Adds the directories among them to `dirs`.
     async fn lay_entries(
         self: &Arc<Self>,
-        path: Vec<u8>,
+        above: Option<usize>,
         entries: Vec<Dirent>,
         mut tree: LayingTree,
         dirs: &mut Vec<LaidDirectory>,
     ) -> Result<LayingTree> {
+        let path = above.map_or_else(Vec::new, |above| path_of(dirs, above));
+        let is_directory = |entry: &&Dirent| entry.kind == FileKind::Directory;
+        let longest = entries.iter().filter(is_directory).map(|entry| path.len() + 1 + entry.name.len()).max();
+        if let Some(bytes) = longest.filter(|bytes| *bytes > PATH_BYTES_MAX) {
+            let what =
+                format!("a path in it has {bytes} bytes, of {PATH_BYTES_MAX} at most: name directories below it");
+            tree.fail(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+            return Ok(tree);
+        }
         // What the pool must be asked for.
         let overlay = Overlay { inner: self.clone() };
         for entry in entries.iter().filter(|entry| entry.kind == FileKind::Symlink) {
@@ -161,9 +184,8 @@ impl Inner {
         }
         let with_xattrs = entries.iter().filter(|entry| entry.kind != FileKind::Symlink);
         self.learn_xattrs(with_xattrs.map(|entry| entry.ino).collect()).await?;
-        for entry in entries.iter().filter(|entry| entry.kind == FileKind::Directory) {
-            let below = if path.is_empty() { entry.name.to_vec() } else { [&path, &b"/"[..], &entry.name].concat() };
-            dirs.push(LaidDirectory { ino: entry.ino, path: below });
+        for entry in entries.iter().filter(is_directory) {
+            dirs.push(LaidDirectory { ino: entry.ino, name: entry.name.to_vec().into(), above });
         }
         let inner = self.clone();
         blocking(move || {

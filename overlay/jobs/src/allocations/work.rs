@@ -2,12 +2,15 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_api::allocations::TransferCounts;
 use forebay_api::operator::{FlushRequest, Progress, StageRequest, TypedPath};
+use forebay_api::scratch::ScratchDir;
 use forebay_backends::{ErrorKind, Result};
 use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition};
 use forebay_engine::{blocking, parse_path};
+use forebay_system::clock::unix_now;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +20,8 @@ use crate::JobsInner;
 const NAMED_FAILURES: usize = 3;
 /// How often the results of a job are looked up again, because some were removed meanwhile.
 const ATTEMPTS: usize = 3;
+/// How long a removal of a scratch directory waits that another task has to itself.
+const DISCARD_AGAIN: Duration = Duration::from_secs(10);
 
 /// Work that is being done for an allocation.
 pub(super) struct WorkInProgress {
@@ -91,7 +96,7 @@ impl JobsInner {
     }
 
     /// Records how work on an attempt ended.
-    fn end_work(&self, of: &AllocationRecord, work: AllocationWork, outcome: Outcome) -> Result<()> {
+    fn end_work(self: &Arc<Self>, of: &AllocationRecord, work: AllocationWork, outcome: Outcome) -> Result<()> {
         let id = &of.id;
         let failure =
             outcome.failure(if work == AllocationWork::StageOut { "not in the pool yet" } else { "not staged" });
@@ -116,8 +121,8 @@ impl JobsInner {
                 (None, _) => record.state.staged(),
             })
         })?;
-        if changed.as_ref().is_some_and(|record| record.state == AllocationState::Done) {
-            self.discard_scratch(id);
+        if let Some(done) = changed.as_ref().filter(|record| record.state == AllocationState::Done) {
+            self.discard_scratch_of(done);
         }
         if let (Some(_), Some(reason)) = (changed, failure) {
             tracing::warn!("allocation {id}: {reason}");
@@ -125,11 +130,59 @@ impl JobsInner {
         Ok(())
     }
 
-    /// Removes the scratch directory of an allocation that is over. One that cannot be removed stays in the list.
+    /// Removes the scratch directory of an earlier attempt. One that cannot be removed stays.
     pub(super) fn discard_scratch(&self, id: &str) {
         if let Err(error) = self.engine.discard_scratch(id) {
             tracing::warn!(%error, "allocation {id}: its scratch directory stays");
         }
+    }
+
+    /// Removes the scratch directory of an allocation that is over: later, if it is in use now. The caller holds the lock
+    /// of the allocation.
+    pub(super) fn discard_scratch_of(self: &Arc<Self>, record: &AllocationRecord) {
+        let id = &record.id;
+        match self.engine.discard_scratch(id) {
+            Err(error) if error.is(ErrorKind::Busy) => {
+                tracing::warn!(%error, "allocation {id}: its scratch directory is removed later");
+                self.discard_scratch_later(record.clone(), unix_now().saturating_add(1));
+            }
+            Err(error) => tracing::warn!(%error, "allocation {id}: its scratch directory stays"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Removes the scratch directory of an allocation that is over, in the background. It must have been created before a
+    /// moment: a later one has nothing to do with the allocation.
+    pub(super) fn discard_scratch_later(self: &Arc<Self>, record: AllocationRecord, before_unix: u64) {
+        let (inner, stop) = (self.clone(), self.engine.stop().child_token());
+        let task = async move {
+            let discard = async {
+                loop {
+                    let (again, of) = (inner.clone(), record.clone());
+                    match blocking(move || again.discard_if_over(&of, before_unix)).await {
+                        Err(error) if error.is(ErrorKind::Busy) => tokio::time::sleep(DISCARD_AGAIN).await,
+                        Err(error) => {
+                            tracing::warn!(%error, "allocation {}: its scratch directory stays", record.id);
+                            return;
+                        }
+                        Ok(()) => return,
+                    }
+                }
+            };
+            let _ = stop.run_until_cancelled(discard).await;
+        };
+        self.foresight.runtime.spawn(task.boxed());
+    }
+
+    fn discard_if_over(&self, of: &AllocationRecord, before_unix: u64) -> Result<()> {
+        let _lock = self.allocations.lock(&of.id);
+        let now = self.engine.catalog().allocation(&of.id)?;
+        let is_over = now.is_some_and(|now| now.attempt == of.attempt && now.state.is_over());
+        let is_older = |dir: &ScratchDir| dir.id == of.id && dir.created_unix < before_unix;
+        if is_over && self.engine.scratch_dirs()?.iter().any(is_older) {
+            self.engine.discard_scratch(&of.id)?;
+        }
+        Ok(())
     }
 
     async fn stage_in(&self, record: &AllocationRecord) -> Outcome {

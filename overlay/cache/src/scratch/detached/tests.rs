@@ -1,4 +1,6 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
@@ -215,4 +217,66 @@ fn a_commit_on_a_device_of_a_tier_is_undone() {
     let [tree] = store.detached().try_into().unwrap();
     tree.undo(&store, |_| Ok(false)).unwrap();
     assert_eq!(seen(&dir), was);
+}
+
+/// The length of the whole paths is bounded, not only that of the names.
+#[test]
+fn a_tree_with_too_many_bytes_of_paths_is_refused() {
+    let (_root, store, dir) = store();
+    let deep = dir.join("a").join("d".repeat(200)).join("e".repeat(200));
+    fs::create_dir_all(&deep).unwrap();
+    for number in 0..100 {
+        fs::write(deep.join(number.to_string()), "").unwrap();
+    }
+    let was = seen(&dir);
+    let tree = store.detach(0, "j", b"a", 7).unwrap();
+    // The names alone have less than 1,000 bytes.
+    let refused = tree.read_within(20_000, numbers()).unwrap_err();
+    assert!(refused.is(ErrorKind::InvalidInput) && refused.to_string().contains("paths"), "{refused}");
+    assert!(tree.read_within(100_000, numbers()).is_ok());
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    assert_eq!(seen(&dir), was);
+}
+
+#[test]
+fn a_journal_that_is_longer_than_one_read_is_undone_as_a_whole() {
+    let (_root, store, dir) = store();
+    for number in 0..1_000 {
+        fs::write(dir.join("a/b").join(format!("{}-{number}", "n".repeat(200))), number.to_string()).unwrap();
+    }
+    let was = seen(&dir);
+    let tree = store.detach(0, "j", b"a", 7).unwrap();
+    let mut entries = tree.read(numbers()).unwrap();
+    tree.move_into_store(&store, &mut entries).unwrap();
+    drop(tree);
+    let [tree] = store.detached().try_into().unwrap();
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    assert_eq!(seen(&dir), was);
+    store.walk(|id, _| panic!("{id:?} is left")).unwrap();
+}
+
+/// The daemon would wait for the holder of a lease whenever it opens the file.
+#[test]
+fn a_file_on_which_a_process_holds_a_lease_is_refused() {
+    use std::os::fd::AsRawFd;
+    let (_root, store, dir) = store();
+    let was = seen(&dir);
+    let held = File::open(dir.join("a/b/g")).unwrap();
+    // SAFETY: plain calls. The signal, which tells the holder of a lease to give it up, would end this process.
+    let leased = unsafe {
+        libc::signal(libc::SIGIO, libc::SIG_IGN);
+        libc::fcntl(held.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK)
+    };
+    assert_eq!(leased, 0, "{}", io::Error::last_os_error());
+    let tree = store.detach(0, "j", b"a", 7).unwrap();
+    let mut entries = tree.read(numbers()).unwrap();
+    let refused = tree.move_into_store(&store, &mut entries).unwrap_err();
+    assert!(refused.is(ErrorKind::Busy) && refused.to_string().contains("b/g"), "{refused}");
+    tree.undo(&store, |_| Ok(false)).unwrap();
+    assert_eq!(seen(&dir), was);
+    drop(held);
+    let tree = store.detach(0, "j", b"a", 8).unwrap();
+    let mut entries = tree.read(numbers()).unwrap();
+    tree.move_into_store(&store, &mut entries).unwrap();
+    tree.undo(&store, |_| Ok(false)).unwrap();
 }
