@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::operator::ContentState;
 use forebay_backends::{ErrorKind, Pool, PoolPath, Time};
-use forebay_engine::{Change, Options, Overlay, Policy, SetTime};
+use forebay_engine::{Change, Ino, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 use forebay_tests::process::wait_until;
 use rustix::fs::{IFlags, ioctl_getflags};
