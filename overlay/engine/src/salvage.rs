@@ -8,6 +8,7 @@
 mod aside;
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
@@ -50,7 +51,6 @@ pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
     work.tell_changes()?;
     let mut told = work.told;
     drop(work.catalog);
-    let failed = |what: &Path, e| Error::io(e, Side::Cache, what.display().to_string());
     fs::remove_dir_all(&rebuilt).map_err(|e| failed(&rebuilt, e))?;
     for device in store.devices() {
         // The file names the catalog that the device belongs to. The next catalog is a new one.
@@ -73,13 +73,18 @@ pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
 /// Checks that a fast directory that was used before still has its catalog: RocksDB would create an empty one.
 ///
 /// # Errors
-/// `Corrupt` if the catalog is gone.
+/// `Corrupt` if the catalog is gone; another error if that cannot be told.
 pub fn sound(fast: &Path) -> Result<()> {
     let catalog = fast.join("catalog");
-    match fast.join("device").exists() && !catalog.join("CURRENT").exists() {
+    let is_there = |path: PathBuf| path.try_exists().map_err(|e| failed(&path, e));
+    match is_there(fast.join("device"))? && !is_there(catalog.join("CURRENT"))? {
         true => Err(forebay_catalog::damaged(&catalog)),
         false => Ok(()),
     }
+}
+
+fn failed(what: &Path, error: io::Error) -> Error {
+    Error::io(error, Side::Cache, what.display().to_string())
 }
 
 struct Work<'a> {
