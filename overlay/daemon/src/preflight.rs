@@ -59,6 +59,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
     for fast in &mut config.fast {
         let (dir, exists) = fast_dir(fast)?;
         not_ours("the fast pool", &dir)?;
+        not_beneath("the fast pool", &dir)?;
         *fast = utf8(dir)?;
         if !exists {
             to_create.push(fast.clone());
@@ -80,6 +81,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
         for dir in &tier.dirs {
             let (dir, _) = fast_dir(dir)?;
             let what = format!("a directory of tier {}", tier.name);
+            not_beneath(&what, &dir)?;
             if let Some(pool) = &pool {
                 apart(&what, &dir, "the pool", pool)?;
             }
@@ -259,6 +261,15 @@ fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Fails if a directory lies where a file system of `/etc/fstab` is to be mounted: once it is, it would hide what was made
+/// there.
+fn not_beneath(what: &str, dir: &Path) -> Result<(), Failure> {
+    let Some(at) = mounts::not_mounted_above(dir) else { return Ok(()) };
+    let (dir, at) = (dir.display(), at.display());
+    Err(Failure::usage(format!("{what} {dir} is to be on the file system {at}, which is not mounted"))
+        .remedy(format!("mount {at}; or remove it from /etc/fstab")))
 }
 
 /// Returns a fast directory that another mount uses, too.
