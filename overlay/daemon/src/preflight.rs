@@ -162,8 +162,25 @@ pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
             format!("the daemon of an earlier mount at {place} (pid {}) has not ended yet", entry.state.supervisor.pid),
         )
         .remedy("close the files that are still open there, and wait; `forebay status` shows it")),
+        None if mounted && !is_dead(mountpoint) => Err(Failure::new(
+            FailureKind::Busy,
+            format!("{place} is already mounted by forebay, and its daemon is not known here"),
+        )
+        .remedy(format!("run this as the user who mounted it; if its daemon is gone: umount --lazy {place}"))),
         _ => Ok(mounted),
     }
+}
+
+/// Returns whether the kernel says that a mount has no daemon any more. One that does not answer may have one: between two
+/// workers, requests wait.
+fn is_dead(mountpoint: &Path) -> bool {
+    let place = mountpoint.to_owned();
+    let (answer, answers) = mpsc::channel();
+    std::thread::spawn(move || {
+        // After the deadline the receiver is gone.
+        let _ = answer.send(rustix::fs::statfs(&place).err());
+    });
+    answers.recv_timeout(limits::POOL_CHECK) == Ok(Some(rustix::io::Errno::NOTCONN))
 }
 
 /// Returns the canonical path of a directory to mount at, and whether it holds anything.
