@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -21,6 +22,9 @@ const NO_SPACE: i32 = 5;
 const BUSY: i32 = 6;
 const DENIED: i32 = 7;
 const CORRUPT: i32 = 8;
+
+/// A user other than root.
+const USER: u32 = 4711;
 
 fn limit(limit: &str) -> Options {
     Options { limit: Some(limit.into()), ..Options::policy("[default]\nflush = \"manual\"\n") }
@@ -294,12 +298,16 @@ fn a_pool_whose_file_system_dies_under_load_is_served_again_after_a_remount() {
 fn filled() -> Mount {
     let place = Place::new();
     fs::write(place.pool().join("fetched"), content(1, 2_000_000)).unwrap();
+    fs::set_permissions(place.pool(), fs::Permissions::from_mode(0o775)).unwrap();
+    chown(place.pool(), Some(USER), Some(USER)).unwrap();
     let mount = Mount::on(place, limit("100M"));
     fs::write(mount.path("flushed"), content(2, 30_000)).unwrap();
     mount.flush();
     assert_eq!(fs::read(mount.path("fetched")).unwrap(), content(1, 2_000_000));
     fs::create_dir_all(mount.path("new/dir")).unwrap();
+    chown(mount.path("new"), Some(USER), Some(USER)).unwrap();
     fs::write(mount.path("new/dir/only-here"), content(3, 50_000)).unwrap();
+    fs::set_permissions(mount.path("new/dir/only-here"), fs::Permissions::from_mode(0o640)).unwrap();
     File::open(mount.path("new/dir/only-here")).unwrap().sync_all().unwrap();
     mount.umount();
     mount
@@ -337,6 +345,17 @@ fn a_damaged_catalog_is_refused_and_repair_sets_aside_what_the_pool_does_not_hav
         let put_back = format!("cp -a {}/saved/files/. {}/", fast.display(), mount.place.mnt().display());
         sh(Path::new("/"), &put_back, SHELL);
         mount.flush();
+        // The owners and modes of the directories above it, also of the root, are those of before.
+        for at in [mount.path(""), mount.pool("")] {
+            let seen = |below: &str| {
+                let meta = fs::metadata(at.join(below)).unwrap();
+                (meta.mode() & 0o7777, meta.uid(), meta.gid())
+            };
+            assert_eq!(seen(""), (0o775, USER, USER), "{damage}: {}", at.display());
+            assert_eq!(seen("new"), (0o755, USER, USER), "{damage}: {}", at.display());
+            assert_eq!(seen("new/dir"), (0o755, 0, 0), "{damage}: {}", at.display());
+            assert_eq!(seen("new/dir/only-here"), (0o640, 0, 0), "{damage}: {}", at.display());
+        }
         assert!(fs::read(mount.pool("new/dir/only-here")).unwrap() == content(3, 50_000), "{damage}");
         assert_eq!(fs::read(mount.path("flushed")).unwrap(), content(2, 30_000));
         mount.forebay(["fsck"], &[&mount.place.mnt()]).ok();

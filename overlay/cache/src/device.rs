@@ -106,7 +106,14 @@ impl Device {
         fs::read_to_string(path.join("device")).ok()?.strip_prefix(id)?.trim().parse().ok()
     }
 
-    pub(crate) fn identify(&self, id: &str) -> Result<()> {
+    /// Returns the id of the fast pool that the directory is marked with.
+    pub(crate) fn pool_id(&self) -> Option<String> {
+        let mark = fs::read_to_string(self.path.join("device")).ok()?;
+        mark.split_once(' ').map(|(id, _)| id.to_owned())
+    }
+
+    /// `is_known`: the directory was marked before.
+    pub(crate) fn identify(&self, id: &str, is_known: bool) -> Result<()> {
         let path = self.path.join("device");
         let want = format!("{id} {}\n", self.number);
         match fs::read_to_string(&path) {
@@ -121,6 +128,8 @@ impl Device {
             ))),
             // A mark that cannot be read now may be that of another mount.
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.failed("its mark cannot be read", e)),
+            // An empty directory would be filled in the place of the one whose file system is not mounted.
+            Err(_) if is_known => Err(self.not_marked(id)),
             Ok(_) | Err(_) => OpenOptions::new()
                 .write(true)
                 .create(true)
@@ -131,6 +140,15 @@ impl Device {
                 .and_then(|mut mark| mark.write_all(want.as_bytes()).and_then(|()| mark.sync_all()))
                 .map_err(|e| self.failed("cannot be written", e)),
         }
+    }
+
+    /// The error for a directory that was marked before, and is not now.
+    pub(crate) fn not_marked(&self, id: &str) -> Error {
+        let (place, number) = (self.path.display(), self.number);
+        bad(format!(
+            "fast-pool directory {place} is another one than before: if its file system is not mounted, mount it; if what \
+             it held is lost: echo '{id} {number}' >{place}/device"
+        ))
     }
 
     pub(crate) fn content_path(&self, id: ContentId) -> PathBuf {

@@ -91,6 +91,21 @@ impl ContentStore {
         }
     }
 
+    /// Returns the scratch directories on all devices: the device, the name, and the user and group.
+    pub fn scratch_dirs(&self) -> Vec<(usize, String, (u32, u32))> {
+        let mut all = Vec::new();
+        for at in self.devices() {
+            let Ok(dirs) = fs::read_dir(at.path.join(SCRATCH)) else { continue };
+            // Without following a link.
+            for (dir, meta) in dirs.flatten().filter_map(|dir| dir.metadata().ok().map(|meta| (dir, meta))) {
+                if let (true, Ok(id)) = (meta.is_dir(), dir.file_name().into_string()) {
+                    all.push((at.number, id, (meta.uid(), meta.gid())));
+                }
+            }
+        }
+        all
+    }
+
     /// Takes away all scratch directories that are not known. `number` gives each a new number.
     pub fn discard_unknown_scratch(
         &self,

@@ -1,7 +1,7 @@
 //! Content files: one for each overlay file with resident bytes, sparse, with the same offsets, named by number and
 //! never after a path.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -13,7 +13,7 @@ use forebay_backends::{Error, ErrorKind, Result, Side};
 use parking_lot::Mutex;
 
 use crate::device::{DEVICE_SHIFT, Device};
-use crate::tiers::StorageTier;
+use crate::tiers::{FIRST_OF_TIERS, StorageTier};
 use crate::views::ViewLinks;
 use crate::{Content, ContentId, SpaceBudget, Stamp};
 
@@ -107,9 +107,24 @@ impl ContentStore {
     }
 
     /// Gives every device its number in the fast pool, which the catalog calls `id`, or checks that the device has the
-    /// same number as before: content is found by this number.
-    pub fn identify(&self, id: &str) -> Result<()> {
-        self.devices.iter().try_for_each(|device| device.identify(id))
+    /// same number as before: content is found by this number. `known`: the numbers of the directories that had a mark
+    /// before. Returns those that have one now, of the directories that `--fast` gives: a tier may lose its content.
+    ///
+    /// # Errors
+    /// `InvalidInput` if a directory has the mark of another fast pool, or none and is known.
+    pub fn identify(&self, id: &str, known: &BTreeSet<usize>) -> Result<BTreeSet<usize>> {
+        self.devices.iter().try_for_each(|device| device.identify(id, known.contains(&device.number)))?;
+        Ok(self.devices.iter().map(|device| device.number).filter(|number| *number < FIRST_OF_TIERS).collect())
+    }
+
+    /// Checks that all directories carry the mark of the first one's fast pool, if that one has a mark.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the file system of a directory is not mounted, or the directory is another one.
+    pub fn check_marks(&self) -> Result<()> {
+        let Some(id) = self.devices.first().and_then(Device::pool_id) else { return Ok(()) };
+        let other = self.devices.iter().find(|at| Device::marked(&at.path, &id) != Some(at.number));
+        other.map_or(Ok(()), |device| Err(device.not_marked(&id)))
     }
 
     pub fn devices(&self) -> &[Device] {

@@ -20,7 +20,7 @@ use crate::{ContentId, ContentStore, Reservation, SpaceBudget};
 /// The name of the tier of the directories that `--fast` gives.
 pub const TIER_OF_FAST: &str = "fast";
 /// The numbers of the directories of other tiers: from here on, below 256.
-const FIRST_OF_TIERS: usize = 128;
+pub(crate) const FIRST_OF_TIERS: usize = 128;
 const LAST_OF_TIERS: usize = 255;
 /// Of file systems, in `f_type` of statfs(2).
 const TMPFS: i64 = 0x0102_1994;
@@ -167,6 +167,22 @@ impl ContentStore {
         self.budget = SpaceBudget::new(limit);
         self.tiers = tiers;
         Ok(numbers)
+    }
+
+    /// Opens those directories of other tiers that carry the mark of this fast pool, with the numbers in their marks: for a
+    /// fast pool whose catalog cannot be read. Nothing is made in the others.
+    ///
+    /// # Errors
+    /// `Busy` if another process uses a directory.
+    pub fn add_marked(&mut self, dirs: &[PathBuf]) -> Result<()> {
+        let Some(id) = self.devices.first().and_then(Device::pool_id) else { return Ok(()) };
+        for dir in dirs {
+            let number = Device::marked(dir, &id).filter(|number| *number >= FIRST_OF_TIERS);
+            if let Some(number) = number.filter(|number| self.known_device(*number).is_none()) {
+                self.devices.push(Device::open(dir, number)?);
+            }
+        }
+        Ok(())
     }
 
     pub fn tiers(&self) -> &[StorageTier] {

@@ -13,6 +13,7 @@ mod boot;
 mod cf;
 mod content;
 mod epochs;
+mod errors;
 mod ids;
 mod ino;
 mod jobs;
@@ -43,6 +44,8 @@ pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;
 use epochs::EpochNumbers;
+pub use errors::damaged;
+use errors::{corrupt, failed, not_opened};
 use forebay_cache::group_commit::{GroupCommit, ServedTurns};
 use forebay_cache::{Content, ContentId, ContentNumbers};
 use ids::IdAllocator;
@@ -128,7 +131,8 @@ impl Catalog {
     /// Opens or creates the catalog in a directory.
     ///
     /// # Errors
-    /// `Corrupt` if RocksDB cannot read it or it has another format; `Busy` if another process has it open.
+    /// `Corrupt` if it is damaged or has another format; `Busy` if another process has it open; `InvalidInput` if a newer
+    /// program made it; otherwise the error of the file system.
     pub fn open(path: &Path, durability: Durability) -> Result<Self> {
         let boot = boot_id();
         let db = open_db(path, durability, may_be_torn(path, durability, &boot))?;
@@ -486,29 +490,7 @@ fn open_db(path: &Path, durability: Durability, torn: bool) -> Result<DB> {
     blocks.set_pin_top_level_index_and_filter(true);
     families.set_block_based_table_factory(&blocks);
     let descriptors = cf::ALL.iter().map(|name| ColumnFamilyDescriptor::new(*name, families.clone()));
-    DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| {
-        let text = e.to_string();
-        if text.contains("/LOCK") {
-            let what = format!("catalog {}: another process has it open", path.display());
-            return Error::new(ErrorKind::Busy, Side::Cache, what).with_source(text);
-        }
-        if text.contains("No space left") {
-            let what = format!("catalog {}: make room there", path.display());
-            return Error::new(ErrorKind::NoSpace, Side::Cache, what).with_source(text);
-        }
-        damaged(path).with_source(text)
-    })
-}
-
-/// The error for a catalog that cannot be read.
-pub fn damaged(path: &Path) -> Error {
-    let fast = path.parent().unwrap_or(path).display();
-    let what = format!(
-        "catalog {}: damaged; changes that were not flushed are still in the content files beside it: \
-         `forebay fsck --repair {fast}` saves those that can be read",
-        path.display()
-    );
-    Error::new(ErrorKind::Corrupt, Side::Cache, what)
+    DB::open_cf_descriptors(&options, path, descriptors).map_err(|e| not_opened(path, &e))
 }
 
 pub fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
@@ -521,17 +503,4 @@ fn id_of(key: &[u8]) -> Result<u64> {
 
 fn decoded<T: DeserializeOwned>(family: &str, bytes: &[u8]) -> Result<T> {
     decode(bytes).map_err(|e| corrupt(family).with_source(e))
-}
-
-fn corrupt(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, Side::Cache, format!("catalog record in {what}: run `forebay fsck`"))
-}
-
-fn failed(what: &str, error: rocksdb::Error) -> Error {
-    if error.kind() == rocksdb::ErrorKind::Corruption {
-        let what = format!("{what}: `forebay fsck --repair` of the fast directory saves what can be read");
-        return Error::new(ErrorKind::Corrupt, Side::Cache, what).with_source(error);
-    }
-    let kind = if error.to_string().contains("No space left") { ErrorKind::NoSpace } else { ErrorKind::Os(libc::EIO) };
-    Error::new(kind, Side::Cache, what).with_source(error)
 }

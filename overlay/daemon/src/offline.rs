@@ -93,7 +93,12 @@ pub fn recall(fast: &Path) -> Result<MountConfig, Failure> {
 /// is replaced by an empty one. What the old catalog knew and the pool does not have is set aside. With `new_root`, the
 /// pool's root may be another directory than before, and is the pool's root from now on.
 pub fn fsck(config: &MountConfig, repair: bool, new_root: bool) -> Result<FsckReport, Failure> {
-    let salvaged = if repair { salvage::salvage(&config.fast)? } else { None };
+    let salvaged = if repair {
+        let tiers: Vec<_> = worker::policy(config)?.tiers.iter().flat_map(|tier| tier.dirs.clone()).collect();
+        salvage::salvage(&config.fast, &tiers)?
+    } else {
+        None
+    };
     let Some(salvaged) = salvaged else { return check(config, repair, new_root) };
     Ok(FsckReport { problems: salvaged.lost, notes: salvaged.notes, repaired: 0, ..FsckReport::default() })
 }

@@ -59,6 +59,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
     for fast in &mut config.fast {
         let (dir, exists) = fast_dir(fast)?;
         not_ours("the fast pool", &dir)?;
+        not_beneath("the fast pool", &dir)?;
         *fast = utf8(dir)?;
         if !exists {
             to_create.push(fast.clone());
@@ -80,6 +81,7 @@ pub(super) fn storage(config: &mut MountConfig) -> Result<Vec<PathBuf>, Failure>
         for dir in &tier.dirs {
             let (dir, _) = fast_dir(dir)?;
             let what = format!("a directory of tier {}", tier.name);
+            not_beneath(&what, &dir)?;
             if let Some(pool) = &pool {
                 apart(&what, &dir, "the pool", pool)?;
             }
@@ -160,8 +162,25 @@ pub(super) fn existing_mount(mountpoint: &Path) -> Result<bool, Failure> {
             format!("the daemon of an earlier mount at {place} (pid {}) has not ended yet", entry.state.supervisor.pid),
         )
         .remedy("close the files that are still open there, and wait; `forebay status` shows it")),
+        None if mounted && !is_dead(mountpoint) => Err(Failure::new(
+            FailureKind::Busy,
+            format!("{place} is already mounted by forebay, and its daemon is not known here"),
+        )
+        .remedy(format!("run this as the user who mounted it; if its daemon is gone: umount --lazy {place}"))),
         _ => Ok(mounted),
     }
+}
+
+/// Returns whether the kernel says that a mount has no daemon any more. One that does not answer may have one: between two
+/// workers, requests wait.
+fn is_dead(mountpoint: &Path) -> bool {
+    let place = mountpoint.to_owned();
+    let (answer, answers) = mpsc::channel();
+    std::thread::spawn(move || {
+        // After the deadline the receiver is gone.
+        let _ = answer.send(rustix::fs::statfs(&place).err());
+    });
+    answers.recv_timeout(limits::POOL_CHECK) == Ok(Some(rustix::io::Errno::NOTCONN))
 }
 
 /// Returns the canonical path of a directory to mount at, and whether it holds anything.
@@ -259,6 +278,15 @@ fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Fails if a directory lies where a file system of `/etc/fstab` is to be mounted: once it is, it would hide what was made
+/// there.
+fn not_beneath(what: &str, dir: &Path) -> Result<(), Failure> {
+    let Some(at) = mounts::not_mounted_above(dir) else { return Ok(()) };
+    let (dir, at) = (dir.display(), at.display());
+    Err(Failure::usage(format!("{what} {dir} is to be on the file system {at}, which is not mounted"))
+        .remedy(format!("mount {at}; or remove it from /etc/fstab")))
 }
 
 /// Returns a fast directory that another mount uses, too.

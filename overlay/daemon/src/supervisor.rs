@@ -216,7 +216,7 @@ impl Supervisor {
             self.phase(if rapid > limits::RAPID_CRASHES { Phase::Failing } else { Phase::Restarting });
             let pause = pause(useless, rapid, panicked);
             tracing::error!("the worker {why}; the mount is kept, another worker starts in {} ms", pause.as_millis());
-            if self.paused(pause).await {
+            if self.paused(pause, useless).await {
                 return Ok(());
             }
         }
@@ -303,17 +303,22 @@ impl Supervisor {
         }
     }
 
-    /// Pauses before the next worker. Returns true if the mount is gone afterwards.
-    async fn paused(&mut self, pause: Duration) -> bool {
+    /// Pauses before the next worker. Returns true if the mount is over afterwards: the kernel has ended its connection. One
+    /// that was only detached, or in this namespace alone, may have users. It is over if no worker comes to serve them, or if
+    /// a signal asks for its end: then they get errors instead of waiting for ever.
+    async fn paused(&mut self, pause: Duration, useless: u32) -> bool {
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(pause) => {
+                is_disconnected(&self.device)
+                    || useless > limits::RAPID_CRASHES && !mounts::is_ours(&self.state.config.mountpoint)
+            }
             // No process answers the kernel now, so only a lazy unmount is sure not to wait.
             () = self.signals.stop() => {
                 let mountpoint = self.state.config.mountpoint.clone();
                 let _ = tokio::task::spawn_blocking(move || stop(&mountpoint, true)).await;
+                !mounts::is_ours(&self.state.config.mountpoint)
             }
         }
-        !mounts::is_ours(&self.state.config.mountpoint)
     }
 
     /// Detaches the mount if it still exists: it has no worker and will get none.
@@ -346,6 +351,14 @@ impl Supervisor {
             tracing::info!("the log had grown to {} bytes and was emptied", limits::LOG_BYTES);
         }
     }
+}
+
+/// Returns whether the kernel has ended the connection of a mount: no program uses the mount any more.
+fn is_disconnected(device: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::new(device, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::ERR)
 }
 
 fn ended(status: ExitStatus, served: bool) -> Ended {
@@ -448,6 +461,15 @@ mod tests {
         assert_eq!(pause(0, limits::RAPID_CRASHES, true), Duration::ZERO, "programs wait");
         assert_eq!(pause(0, limits::RAPID_CRASHES + 3, true), Duration::from_millis(400));
         assert_eq!(pause(0, u32::MAX, true), limits::RESTART_PAUSE);
+    }
+
+    #[test]
+    fn a_device_is_disconnected_only_if_the_kernel_says_so() {
+        // Neither a connected device nor another file reports an error.
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert!(!is_disconnected(&reader.into()));
+        // As that of a pipe without readers, and of a device whose mount is gone.
+        assert!(is_disconnected(&writer.into()));
     }
 
     #[test]

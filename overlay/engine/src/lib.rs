@@ -102,6 +102,7 @@ mod writeback;
 mod written_through;
 mod xattrs;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -238,17 +239,23 @@ impl Overlay {
     ///
     /// # Errors
     /// The error names what is wrong with the fast pool, the limit or the catalog, and the remedy. `Unavailable` if the
-    /// catalog is new and the pool does not answer.
+    /// catalog is new and the pool does not answer, or if the mount was taken over and its catalog is not there.
     pub fn open(options: Options) -> BoxFuture<'static, Result<Self>> {
         async move {
+            if options.reattached && !has_catalog(&options.fast[0])? {
+                return Err(another_fast_pool(&options.fast[0]));
+            }
             let mut store = ContentStore::open(&options.fast, options.limit_bytes)?;
             let durability = if options.for_tests.lose_unsynced { Durability::SyncedOnly } else { Durability::Process };
             crate::salvage::sound(&options.fast[0])?;
             let catalog = Catalog::open(&options.fast[0].join("catalog"), durability)?;
             let catalog = catalog.with_faults(options.for_tests.catalog_faults);
+            if options.reattached && catalog.inode(Ino::ROOT)?.is_none() {
+                return Err(another_fast_pool(&options.fast[0]));
+            }
             let id = identity(&catalog)?;
             tiers::absent::attach(&mut store, &catalog, &options.policy, &id)?;
-            store.identify(&id)?;
+            mark_devices(&store, &catalog, &id)?;
             let store = Arc::new(store);
             claim(&catalog, &options.pool.url(), &options.fast[0])?;
             let evictor = forebay_prefetch::eviction::by_name(&options.policy.evictor, store.budget.limit())
@@ -423,6 +430,32 @@ fn identity(catalog: &Catalog) -> Result<String> {
     // Synced before the devices are marked. Otherwise a power cut could leave marks with an id that no catalog has.
     catalog.sync()?;
     Ok(id)
+}
+
+/// Returns whether a fast directory has a catalog.
+fn has_catalog(fast: &std::path::Path) -> Result<bool> {
+    let current = fast.join("catalog/CURRENT");
+    current.try_exists().map_err(|e| Error::io(e, Side::Cache, current.display().to_string()))
+}
+
+/// The error for a mount that was taken over, and whose catalog is not in its place. The kernel knows the files of that
+/// catalog by their numbers, which an empty one would give to others.
+fn another_fast_pool(fast: &std::path::Path) -> Error {
+    let what = format!(
+        "fast-pool directory {} is another one than before, without the catalog of this mount: if its file system is not \
+         mounted, or something is mounted over it, undo that; programs wait",
+        fast.display()
+    );
+    Error::new(ErrorKind::Unavailable, Side::Cache, what)
+}
+
+/// Marks the directories of the fast pool, and records which of them are marked. One that was is refused without its mark.
+fn mark_devices(store: &ContentStore, catalog: &Catalog, id: &str) -> Result<()> {
+    const KEY: &str = "marked_devices";
+    let known: BTreeSet<usize> = catalog.meta(KEY)?.unwrap_or_default();
+    let all = &known | &store.identify(id, &known)?;
+    // After the marks are on the disk.
+    if all == known { Ok(()) } else { catalog.set_meta(KEY, &all) }
 }
 
 /// Binds the fast pool to one pool. Fails if it caches another pool.

@@ -7,7 +7,9 @@
 
 mod aside;
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
@@ -30,12 +32,14 @@ pub struct Salvage {
     pub lost: Vec<String>,
 }
 
-/// Sets aside what a damaged catalog and its content files hold. Returns `None` if the catalog is sound.
+/// Sets aside what a damaged catalog and its content files hold. `tiers`: the directories of other tiers; those that are
+/// not part of this fast pool, or not there, are left alone. Returns `None` if the catalog is sound.
 ///
 /// # Errors
-/// `Busy` if a daemon uses the fast pool. The call can be repeated after any error: what was set aside stays.
-pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
-    let store = ContentStore::open(fast, None)?;
+/// `Busy` if a daemon uses the fast pool; `InvalidInput` if one of its directories is not there. The call can be repeated
+/// after any error: what was set aside stays.
+pub fn salvage(fast: &[PathBuf], tiers: &[PathBuf]) -> Result<Option<Salvage>> {
+    let mut store = ContentStore::open(fast, None)?;
     let Some(first) = store.devices().first().map(|d| d.path.clone()) else { return Ok(None) };
     let catalog = first.join("catalog");
     match sound(&first).and_then(|()| rebuild::check(&catalog)) {
@@ -43,23 +47,20 @@ pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
         Err(e) if !e.is(ErrorKind::Corrupt) => return Err(e),
         Err(_) => {}
     }
+    // An earlier call may have been interrupted after it took the catalog away.
+    if fs::read_dir(&catalog).is_ok_and(|mut files| files.next().is_some()) {
+        store.check_marks()?;
+    }
+    store.add_marked(tiers)?;
     let rebuilt = first.join("catalog.rebuilt");
     let read = rebuild::rebuild(&catalog, &rebuilt)?;
     let mut work = Work { catalog: read, store: &store, told: Salvage::default() };
+    work.undo_commits();
     work.set_aside()?;
     work.tell_changes()?;
     let mut told = work.told;
     drop(work.catalog);
-    let failed = |what: &Path, e| Error::io(e, Side::Cache, what.display().to_string());
     fs::remove_dir_all(&rebuilt).map_err(|e| failed(&rebuilt, e))?;
-    for device in store.devices() {
-        // The file names the catalog that the device belongs to. The next catalog is a new one.
-        let mark = device.path.join("device");
-        match fs::remove_file(&mark) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&mark, e)),
-            _ => {}
-        }
-    }
     let kept = first.join(format!("catalog.damaged-{}", unix_now()));
     if catalog.exists() {
         fs::rename(&catalog, &kept).map_err(|e| failed(&kept, e))?;
@@ -67,19 +68,33 @@ pub fn salvage(fast: &[PathBuf]) -> Result<Option<Salvage>> {
             format!("the damaged catalog is kept as {}; the next mount begins with an empty one", kept.display());
         told.notes.push(note);
     }
+    // The mark of the first directory goes last: by it, a call that repeats this one finds the others.
+    for device in store.devices().iter().rev() {
+        // The file names the catalog that the device belongs to. The next catalog is a new one.
+        let mark = device.path.join("device");
+        match fs::remove_file(&mark) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&mark, e)),
+            _ => {}
+        }
+    }
     Ok(Some(told))
 }
 
 /// Checks that a fast directory that was used before still has its catalog: RocksDB would create an empty one.
 ///
 /// # Errors
-/// `Corrupt` if the catalog is gone.
+/// `Corrupt` if the catalog is gone; another error if that cannot be told.
 pub fn sound(fast: &Path) -> Result<()> {
     let catalog = fast.join("catalog");
-    match fast.join("device").exists() && !catalog.join("CURRENT").exists() {
+    let is_there = |path: PathBuf| path.try_exists().map_err(|e| failed(&path, e));
+    match is_there(fast.join("device"))? && !is_there(catalog.join("CURRENT"))? {
         true => Err(forebay_catalog::damaged(&catalog)),
         false => Ok(()),
     }
+}
+
+fn failed(what: &Path, error: io::Error) -> Error {
+    Error::io(error, Side::Cache, what.display().to_string())
 }
 
 struct Work<'a> {
@@ -89,11 +104,22 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// Moves the files of unfinished commits back to their scratch directories, unless the catalog has records of them.
+    fn undo_commits(&mut self) {
+        for tree in self.store.detached() {
+            let undone = tree.undo(self.store, |id| Ok(self.catalog.content(id).is_ok_and(|record| record.is_some())));
+            if let Err(error) = undone {
+                self.told.notes.push(format!("a commit of a scratch directory is not undone: {error}"));
+            }
+        }
+    }
+
     /// Takes every content file out of the store.
     fn set_aside(&mut self) -> Result<()> {
         let mut aside = Aside::default();
         let mut made_here = Vec::new();
         let mut lost = Vec::new();
+        let mut above = BTreeMap::new();
         let catalog = &self.catalog;
         let read = catalog.inodes(|ino, record| {
             match (record.kind, record.file.content()) {
@@ -101,6 +127,7 @@ impl Work<'_> {
                     let paths: Vec<PoolPath> = record.links.iter().filter_map(|l| self.path(l)).collect();
                     match self.store.path(id) {
                         Ok(content) if content.exists() => {
+                            record.links.iter().for_each(|link| self.note_directories(link, &mut above));
                             let spilled = self.catalog.spilled(id).unwrap_or_default();
                             if record.file.is_spilled() {
                                 let what = "bytes of it are zeros in the copy: they are in parts in the pool, under";
@@ -115,12 +142,13 @@ impl Work<'_> {
                             }
                             aside.file(&self.root(id)?, id, &content, &paths, &record)?
                         }
-                        _ => lost.push(format!("{}: its content file is missing", self.shown(ino, &record))),
+                        Ok(_) => lost.push(format!("{}: its content file is missing", self.shown(ino, &record))),
+                        Err(error) => lost.push(format!("{}: {error}", self.shown(ino, &record))),
                     }
                 }
                 (FileKind::File, Some(id)) if self.is_fetched(id, &record)? => self.store.remove(id)?,
                 (FileKind::Directory | FileKind::Symlink, _) if record.pool_links.is_empty() => {
-                    made_here.push((self.path_of(&record), record));
+                    made_here.push((self.path_of(&record), ino, record));
                 }
                 _ => {}
             }
@@ -130,15 +158,43 @@ impl Work<'_> {
             lost.push(format!("some inodes cannot be read: {error}"));
         }
         let root = self.store.devices().first().map(|d| d.path.clone()).unwrap_or_default();
-        for (path, record) in made_here {
+        for (path, ino, record) in made_here {
             if let Some(path) = path.filter(|p| !p.is_root()) {
                 aside.made_here(&root, &path, &record);
+                record.links.first().into_iter().for_each(|link| self.note_directories(link, &mut above));
+                if record.kind == FileKind::Directory {
+                    above.insert(path, ino);
+                }
+            }
+        }
+        // The deepest first: a daemon without root may have no access to what is in a directory afterwards.
+        for (path, ino) in above.iter().rev() {
+            match catalog.inode(*ino).ok().flatten() {
+                Some(record) => {
+                    self.store.devices().iter().for_each(|at| aside.dress_directory(&at.path, path, &record));
+                }
+                None => self.told.notes.push(format!(
+                    "owner and mode of directory /{path} are lost: set them again after what was set aside is put back"
+                )),
             }
         }
         self.store.walk(|id, _| aside.unknown(&self.root(id)?, id, &self.store.path(id)?))?;
         self.told.notes.extend(aside.told());
         self.told.lost.extend(lost);
         Ok(())
+    }
+
+    /// Adds the directories above a name with their paths, the root included.
+    fn note_directories(&self, link: &Link, known: &mut BTreeMap<PoolPath, Ino>) {
+        let mut at = link.0;
+        let mut path = self.path(link).and_then(|path| path.parent());
+        while let Some(dir) = path.take_if(|dir| !known.contains_key(dir)) {
+            path = dir.parent();
+            known.insert(dir, at);
+            let above = self.catalog.inode(at).ok().flatten().and_then(|record| record.links.first().cloned());
+            let Some((parent, _)) = above else { break };
+            at = parent;
+        }
     }
 
     fn root(&self, id: ContentId) -> Result<PathBuf> {

@@ -303,7 +303,7 @@ impl Inner {
                 let what = format!("the records of scratch directories: {error}");
                 return Err(Error::new(ErrorKind::Corrupt, Side::Cache, what));
             }
-            None => BTreeMap::new(),
+            None => self.adopted_scratch(),
         };
         let mut known = self.scratch.known.lock();
         for (id, record) in records {
@@ -327,6 +327,20 @@ impl Inner {
         self.save_scratch(&known)?;
         self.scratch.bell.notify_one();
         Ok(())
+    }
+
+    /// Makes records of the scratch directories that are there, for a catalog that is new. It takes the place of one that
+    /// was damaged, and each start of a daemon writes the records.
+    fn adopted_scratch(&self) -> BTreeMap<String, ScratchRecord> {
+        let mut records = BTreeMap::new();
+        for (device, id, (uid, gid)) in self.store.scratch_dirs() {
+            if check_scratch_id(&id).is_ok() {
+                tracing::warn!("scratch directory {id} has no record: it is kept, without a limit");
+                let record = ScratchRecord { uid, gid, device, limit_bytes: None, created_unix: unix_now() };
+                records.entry(id).or_insert(record);
+            }
+        }
+        records
     }
 
     /// Counts the directories again and again while there are any.

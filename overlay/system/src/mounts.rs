@@ -228,7 +228,27 @@ fn mapped(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Decodes the escapes of `/proc/self/mountinfo`: a backslash and three octal digits.
+/// Returns the file system that `/etc/fstab` has above a path and that is not mounted now: what is made there would be
+/// hidden by it. Those with `noauto` are left out.
+pub fn not_mounted_above(path: &Path) -> Option<PathBuf> {
+    let fstab = std::fs::read("/etc/fstab").ok()?;
+    not_mounted_of(&fstab, &list().ok()?, path)
+}
+
+fn not_mounted_of(fstab: &[u8], mounted: &[MountEntry], path: &Path) -> Option<PathBuf> {
+    let above = fstab.split(|b| *b == b'\n').filter_map(|line| {
+        let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+        let (_, mountpoint) = (fields.next().filter(|spec| !spec.starts_with(b"#"))?, fields.next()?);
+        let options = fields.nth(1).unwrap_or_default();
+        let is_auto = !options.split(|b| *b == b',').any(|option| option == b"noauto");
+        // Without a slash at its end.
+        is_auto.then(|| decode_octal(mountpoint).components().collect::<PathBuf>())
+    });
+    let mut above = above.filter(|at| at.is_absolute() && path.starts_with(at));
+    above.find(|at| !mounted.iter().any(|mount| mount.mountpoint == *at))
+}
+
+/// Decodes the escapes of `/proc/self/mountinfo` and `/etc/fstab`: a backslash and three octal digits.
 fn decode_octal(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;
@@ -283,6 +303,19 @@ mod tests {
         let found = that_show(&all, Path::new("/fast/content/views/view-1/top"));
         assert_eq!(found.iter().map(|at| at.mountpoint.as_path()).collect::<Vec<_>>(), [Path::new("/m/a")]);
         assert!(that_show(&all, Path::new("/other/content/views/view-1/top")).is_empty());
+    }
+
+    #[test]
+    fn a_file_system_of_fstab_that_is_not_mounted_is_found_above_a_path() {
+        let mounted = parse(&b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /nvme rw - xfs /dev/b rw\n"[..]).unwrap();
+        let fstab = b"# /dev/x /off xfs defaults\nUUID=1 / ext4 defaults 0 1\n/dev/b\t/nvme/ xfs nofail\n\n/dev/c  /my\\040disk xfs\n\
+                      /dev/d /cd auto ro,noauto 0 0\n/dev/e none swap sw\n/dev/f /nvme/inner ext4 defaults\n";
+        let above = |path: &str| not_mounted_of(fstab, &mounted, Path::new(path));
+        assert_eq!(above("/my disk/forebay").as_deref(), Some(Path::new("/my disk")));
+        assert_eq!(above("/nvme/inner").as_deref(), Some(Path::new("/nvme/inner")));
+        for path in ["/nvme/forebay", "/off/forebay", "/cd/forebay", "/var/forebay", "/my diskette"] {
+            assert_eq!(above(path), None, "{path}");
+        }
     }
 
     #[test]

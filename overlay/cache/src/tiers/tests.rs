@@ -40,7 +40,7 @@ impl Dirs {
         let numbered = |path: &Path| known.iter().find(|known| known.path == path).map(|known| known.number);
         let taken = known.iter().map(|known| known.number).collect();
         let numbers = store.add_tiers(&self.layouts(), "me", numbered, taken).unwrap();
-        store.identify("me").unwrap();
+        store.identify("me", &BTreeSet::new()).unwrap();
         (store, numbers)
     }
 }
@@ -133,9 +133,31 @@ fn a_mark_that_cannot_be_read_is_kept() {
     let unreadable = b"\xff is no text";
     std::fs::write(&mark, unreadable).unwrap();
     let store = ContentStore::open(&[dirs.fast()], Some(1 << 30)).unwrap();
-    let refused = store.identify("me").unwrap_err();
+    let refused = store.identify("me", &BTreeSet::new()).unwrap_err();
     assert!(refused.to_string().contains("mark"), "{refused}");
     assert_eq!(std::fs::read(&mark).unwrap(), unreadable);
     std::fs::remove_file(&mark).unwrap();
-    store.identify("me").unwrap();
+    store.identify("me", &BTreeSet::new()).unwrap();
+}
+
+#[test]
+fn a_directory_that_lost_its_mark_is_refused_with_the_remedy() {
+    let disk = tempfile::tempdir_in("/var/tmp").unwrap();
+    let dirs = [disk.path().join("first"), disk.path().join("second")];
+    let open = || ContentStore::open(&dirs, Some(1 << 30)).unwrap();
+    let store = open();
+    let known = store.identify("me", &BTreeSet::new()).unwrap();
+    assert_eq!(known, BTreeSet::from([0, 1]));
+    store.check_marks().unwrap();
+    drop(store);
+    std::fs::rename(&dirs[1], disk.path().join("away")).unwrap();
+    let store = open();
+    for refused in [store.identify("me", &known).unwrap_err(), store.check_marks().unwrap_err()] {
+        let text = refused.to_string();
+        assert!(text.contains("second") && text.contains("mount it") && text.contains("echo 'me 1'"), "{text}");
+    }
+    assert!(!dirs[1].join("device").exists(), "it was marked");
+    drop(store);
+    std::fs::write(dirs[1].join("device"), "me 1\n").unwrap();
+    assert_eq!(open().identify("me", &known).unwrap(), known);
 }

@@ -157,7 +157,7 @@ fn what_only_a_view_names_is_counted_in_the_tier_of_its_device() {
     let layouts = [layout("ssd", vec![root.path().join("ssd")]), layout("fast", Vec::new())];
     let mut store = ContentStore::open(&[root.path().join("fast")], Some(1 << 30)).unwrap();
     let number = store.add_tiers(&layouts, "me", |_| None, std::collections::BTreeSet::new()).unwrap()[0].number;
-    store.identify("me").unwrap();
+    store.identify("me", &Default::default()).unwrap();
     let id = store.place(ContentId(7), 0);
     let content = store.create(id).unwrap();
     std::io::Write::write_all(&mut &*content.file, b"bytes").unwrap();

@@ -2,14 +2,14 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use forebay_backends::{Error, FileKind, PoolPath, Result, Side};
+use forebay_backends::{Error, FileKind, PoolPath, Result, Side, Time};
 use forebay_cache::ContentId;
 use forebay_catalog::InodeRecord;
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 /// Files by name: content that the pool did not have.
@@ -51,7 +51,8 @@ impl Aside {
         Ok(())
     }
 
-    /// Creates a directory or symlink that the pool does not have. No content depends on it.
+    /// Creates a directory or symlink that the pool does not have. No content depends on it. A directory gets its
+    /// attributes by [`Self::dress_directory`].
     pub fn made_here(&mut self, device: &Path, path: &PoolPath, record: &InodeRecord) {
         let made = SavedName::of(device, path).and_then(|place| {
             match (record.kind, &record.target) {
@@ -61,9 +62,19 @@ impl Aside {
             }
             Ok(place)
         });
-        if let Ok(place) = made {
+        if let (Ok(place), FileKind::Symlink) = (made, record.kind) {
             place.dress(record);
         }
+    }
+
+    /// Gives a directory the attributes that the mount showed, if it was made for a name in it: the `cp -a` that puts the
+    /// names back gives them to the directories of the mount, its root included. Call it last, the deepest first.
+    pub fn dress_directory(&self, device: &Path, path: &PoolPath, record: &InodeRecord) {
+        let Ok(dir) = saved_directory(device, path) else { return };
+        dress(&dir, record, record.mode & 0o7777);
+        let time = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
+        let times = Timestamps { last_access: time(record.atime), last_modification: time(record.mtime) };
+        let _ = rustix::fs::futimens(&dir, &times);
     }
 
     /// Sets aside a content file that is not known to equal the pool's copy.
@@ -134,27 +145,44 @@ impl SavedName {
         Ok(rustix::fs::linkat(&self.dir, &*self.name, &other.dir, &*other.name, AtFlags::empty())?)
     }
 
-    /// Gives what was saved the owner and the extended attributes that the mount showed. Only the owner gets access: which
-    /// other users could read it depended on parent directories that it no longer has. The bytes count, so a refusal
-    /// does not.
+    /// Gives a file or a symlink the attributes that the mount showed, without set-id bits. `saved` itself is closed to
+    /// other users.
     fn dress(&self, record: &InodeRecord) {
-        let owner = (Some(Uid::from_raw(record.uid)), Some(Gid::from_raw(record.gid)));
-        let (mode, is_dir) = match record.kind {
-            FileKind::Symlink => {
-                let _ = rustix::fs::chownat(&self.dir, &*self.name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW);
-                return;
-            }
-            FileKind::Directory => (0o700, OFlags::DIRECTORY),
-            _ => (0o600, OFlags::empty()),
-        };
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | is_dir;
-        let Ok(saved) = rustix::fs::openat(&self.dir, &*self.name, flags, Mode::empty()) else { return };
-        for (name, value) in record.xattrs.iter().flatten() {
-            let _ = rustix::fs::fsetxattr(&saved, &**name, value, rustix::fs::XattrFlags::empty());
+        if record.kind == FileKind::Symlink {
+            let owner = (Some(Uid::from_raw(record.uid)), Some(Gid::from_raw(record.gid)));
+            let _ = rustix::fs::chownat(&self.dir, &*self.name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW);
+            return;
         }
-        let _ = rustix::fs::fchown(&saved, owner.0, owner.1);
-        let _ = rustix::fs::fchmod(&saved, Mode::from_raw_mode(mode));
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if let Ok(saved) = rustix::fs::openat(&self.dir, &*self.name, flags, Mode::empty()) {
+            dress(&saved, record, record.mode & 0o777);
+        }
     }
+}
+
+/// Gives what was saved the owner and the extended attributes that the mount showed, and a mode. The bytes count, so a
+/// refusal does not.
+fn dress(saved: &OwnedFd, record: &InodeRecord, mode: u32) {
+    for (name, value) in record.xattrs.iter().flatten() {
+        let _ = rustix::fs::fsetxattr(saved, &**name, value, rustix::fs::XattrFlags::empty());
+    }
+    // The owner first: a change of it takes the set-id bits away.
+    let _ = rustix::fs::fchown(saved, Some(Uid::from_raw(record.uid)), Some(Gid::from_raw(record.gid)));
+    let _ = rustix::fs::fchmod(saved, Mode::from_raw_mode(mode));
+}
+
+/// Opens a directory below `saved/files`, or `saved/files` itself. No link is followed.
+fn saved_directory(device: &Path, path: &PoolPath) -> io::Result<OwnedFd> {
+    let mut dir = open_directory(rustix::fs::CWD, device.join("saved").join(FILES))?;
+    for name in path.components() {
+        dir = open_directory(&dir, name)?;
+    }
+    Ok(dir)
+}
+
+fn open_directory(above: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(above, name, flags, Mode::empty())?)
 }
 
 /// Opens a directory in another one, and makes it if the name is free.
@@ -163,8 +191,7 @@ fn subdirectory(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e.into()),
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?)
+    open_directory(dir, name)
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {
@@ -190,7 +217,7 @@ fn failed(path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
     use crate::node::tests::file_of_pool;
@@ -223,7 +250,40 @@ mod tests {
         assert_eq!(fs::read_link(saved.join("link")).unwrap(), outside.path());
         for name in ["b/second", "fourth"] {
             assert_eq!(fs::read(saved.join(name)).unwrap(), b"saved", "{name}");
-            assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o7777, 0o644);
         }
+    }
+
+    #[test]
+    fn directories_above_what_was_saved_get_their_attributes_back() {
+        let device = tempfile::tempdir().unwrap();
+        let mut aside = Aside::default();
+        let path = |path: &str| PoolPath::parse(path).unwrap();
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let dir = |mode, secs| InodeRecord {
+            kind: FileKind::Directory,
+            mode,
+            uid: owner.0,
+            gid: owner.1,
+            mtime: Time { secs, nanos: 5 },
+            ..file_of_pool(0)
+        };
+        let content = device.path().join("content");
+        fs::write(&content, "saved").unwrap();
+        let file = InodeRecord { mode: 0o4750, uid: owner.0, gid: owner.1, ..file_of_pool(5) };
+        aside.file(device.path(), ContentId(1), &content, &[path("a/b/file")], &file).unwrap();
+        for (name, mode, secs) in [("a/b", 0o2771, 3), ("a", 0o1777, 2), ("", 0o755, 1), ("not/there", 0o755, 4)] {
+            let name = if name.is_empty() { PoolPath::root() } else { path(name) };
+            aside.dress_directory(device.path(), &name, &dir(mode, secs));
+        }
+        let saved = device.path().join("saved");
+        let mode = |below: &str| fs::metadata(saved.join(below)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(""), mode("files"), mode("files/a"), mode("files/a/b")), (0o700, 0o755, 0o1777, 0o2771));
+        assert_eq!(mode("files/a/b/file"), 0o750, "without set-id bits");
+        for (below, secs) in [("files", 1), ("files/a", 2), ("files/a/b", 3)] {
+            let meta = fs::metadata(saved.join(below)).unwrap();
+            assert_eq!((meta.mtime(), meta.mtime_nsec()), (secs, 5), "{below}");
+        }
+        assert!(!saved.join("files/not").exists());
     }
 }

@@ -3,10 +3,14 @@
 //! The kernel keeps files open when the daemon dies, and refuses opens that are incompatible with them. So each change
 //! of the counts is stored in shared memory before the kernel gets the reply. The file needs no sync: it is meaningless
 //! once the mount is gone, so a reboot may lose it. It belongs on a tmpfs, such as /run.
+//!
+//! A page of it that the file system has no room for would end the process by SIGBUS at the first access. So a page is
+//! allocated, by a call that can fail, before it is used.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,6 +20,9 @@ use parking_lot::Mutex;
 const MAGIC: u64 = u64::from_le_bytes(*b"fbiomod1");
 /// How many inodes may be on record at once. The file is sparse: 16 MiB of address space, 64 B for each.
 const SLOTS_MAX: usize = 1 << 18;
+
+/// The unit in which the file is allocated. Slots lie in one page each.
+const PAGE_BYTES: u64 = 4096;
 
 /// The opens of one inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +52,7 @@ struct OpenSlot {
     writers: AtomicU32,
 }
 
+/// [`OpenTable::open`] reads its two words by their offsets, too.
 #[repr(C, align(64))]
 struct Header {
     magic: AtomicU64,
@@ -64,8 +72,14 @@ pub struct SlotId(usize);
 
 pub struct OpenTable {
     map: NonNull<TableLayout>,
-    free: Mutex<Vec<usize>>,
-    _file: File,
+    slots: Mutex<SlotSupply>,
+    file: File,
+}
+
+struct SlotSupply {
+    free: Vec<usize>,
+    /// The part of the file, from its start, that is allocated: whole pages.
+    allocated_bytes: u64,
 }
 
 // SAFETY: the mapping is only accessed through atomics and lives as long as the table.
@@ -78,7 +92,8 @@ impl OpenTable {
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
         file.set_len(size_of::<TableLayout>() as u64)?;
-        let table = Self::map(file)?;
+        allocate(&file, 0)?;
+        let table = Self::map(file, PAGE_BYTES)?;
         table.layout().header.magic.store(MAGIC, Ordering::Release);
         Ok(table)
     }
@@ -89,24 +104,38 @@ impl OpenTable {
         if file.metadata()?.len() != size_of::<TableLayout>() as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong size"));
         }
-        let table = Self::map(file)?;
-        if table.layout().header.magic.load(Ordering::Acquire) != MAGIC {
+        // Not by the mapping: the file may be another one, without any page.
+        let word = |at| {
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, at).map(|()| u64::from_ne_bytes(bytes))
+        };
+        if word(0)? != MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong magic"));
         }
+        let used = word(8)?.min(SLOTS_MAX as u64) as usize;
+        let allocated_bytes = end_of(used).next_multiple_of(PAGE_BYTES);
+        // An older program left the last page to the first access.
+        match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, allocated_bytes) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let table = Self::map(file, allocated_bytes)?;
         let mut records = Vec::new();
-        let used = table.layout().header.high_water.load(Ordering::Acquire).min(SLOTS_MAX as u64) as usize;
         for at in 0..used {
             match table.load(at) {
-                OpenRecord { ino: 0, .. } => table.free.lock().push(at),
+                OpenRecord { ino: 0, .. } => table.slots.lock().free.push(at),
                 record => records.push((SlotId(at), record)),
             }
         }
         Ok((table, records))
     }
 
-    /// Puts `record` into a free slot. Returns `None` if the table is full.
+    /// Puts `record` into a free slot. Returns `None` if the table or its file system is full.
     pub fn insert(&self, record: &OpenRecord) -> Option<SlotId> {
-        let at = self.free.lock().pop().or_else(|| self.grow())?;
+        let at = {
+            let mut slots = self.slots.lock();
+            slots.free.pop().or_else(|| self.grow(&mut slots))?
+        };
         let slot = SlotId(at);
         self.store(&slot, record);
         Some(slot)
@@ -126,7 +155,7 @@ impl OpenTable {
 
     pub fn remove(&self, slot: SlotId) {
         self.layout().slots[slot.0].ino.store(0, Ordering::Release);
-        self.free.lock().push(slot.0);
+        self.slots.lock().free.push(slot.0);
     }
 
     fn load(&self, at: usize) -> OpenRecord {
@@ -142,16 +171,19 @@ impl OpenTable {
         }
     }
 
-    fn grow(&self) -> Option<usize> {
+    /// Takes the next slot that was never used.
+    fn grow(&self, slots: &mut SlotSupply) -> Option<usize> {
         let high_water = &self.layout().header.high_water;
-        let mut used = high_water.load(Ordering::Acquire);
-        while used < SLOTS_MAX as u64 {
-            match high_water.compare_exchange_weak(used, used + 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(used as usize),
-                Err(now) => used = now,
-            }
+        let used = high_water.load(Ordering::Acquire) as usize;
+        if used >= SLOTS_MAX {
+            return None;
         }
-        None
+        if end_of(used + 1) > slots.allocated_bytes {
+            allocate(&self.file, slots.allocated_bytes).ok()?;
+            slots.allocated_bytes += PAGE_BYTES;
+        }
+        high_water.store(used as u64 + 1, Ordering::Release);
+        Some(used)
     }
 
     fn layout(&self) -> &TableLayout {
@@ -159,7 +191,7 @@ impl OpenTable {
         unsafe { self.map.as_ref() }
     }
 
-    fn map(file: File) -> io::Result<Self> {
+    fn map(file: File, allocated_bytes: u64) -> io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses; nothing else refers to it.
         let address = unsafe {
             libc::mmap(
@@ -175,7 +207,7 @@ impl OpenTable {
             return Err(io::Error::last_os_error());
         }
         let map = NonNull::new(address.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Self { map, free: Mutex::new(Vec::new()), _file: file })
+        Ok(Self { map, slots: Mutex::new(SlotSupply { free: Vec::new(), allocated_bytes }), file })
     }
 }
 
@@ -184,6 +216,16 @@ impl Drop for OpenTable {
         // SAFETY: the address and length of the mapping that `map` made; no reference outlives the table.
         unsafe { libc::munmap(self.map.as_ptr().cast(), size_of::<TableLayout>()) };
     }
+}
+
+/// Returns where the first `slots` slots end in the file.
+fn end_of(slots: usize) -> u64 {
+    (size_of::<Header>() + slots * size_of::<OpenSlot>()) as u64
+}
+
+/// Allocates a page that was never used. On a tmpfs this copies 4 KiB of memory, as the first access would.
+fn allocate(file: &File, at: u64) -> io::Result<()> {
+    file.write_all_at(&[0; PAGE_BYTES as usize], at)
 }
 
 #[cfg(test)]
@@ -209,6 +251,27 @@ mod tests {
             again.insert(&record(ino)).unwrap();
         }
         assert_eq!(OpenTable::open(&path).unwrap().1.len(), 100);
+        for ino in 101..=1000 {
+            again.insert(&record(ino)).unwrap();
+        }
+        assert_eq!(OpenTable::open(&path).unwrap().1.len(), 1000);
+    }
+
+    #[test]
+    fn a_table_without_room_for_another_page_takes_no_more_and_keeps_what_it_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("modes");
+        let mut table = OpenTable::create(&path).unwrap();
+        let record = |ino| OpenRecord { ino, ..OpenRecord::default() };
+        // Writes of a descriptor that was opened for reading fail, as those to a full file system do.
+        table.file = File::open(&path).unwrap();
+        let mut slots: Vec<_> = (1..).map_while(|ino| table.insert(&record(ino))).collect();
+        assert_eq!(slots.len(), (PAGE_BYTES as usize - size_of::<Header>()) / size_of::<OpenSlot>());
+        assert_eq!(OpenTable::open(&path).unwrap().1.len(), slots.len());
+        table.remove(slots.pop().unwrap());
+        assert!(table.insert(&record(500)).is_some() && table.insert(&record(501)).is_none());
+        table.file = OpenOptions::new().write(true).open(&path).unwrap();
+        assert!(table.insert(&record(501)).is_some(), "there is room again");
     }
 
     #[test]
