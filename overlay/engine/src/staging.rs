@@ -332,7 +332,9 @@ impl Overlay {
     async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<FlushPlan> {
         let mut intents = Vec::new();
         for root in roots {
-            intents.extend(self.inner.differences_below(*root).await?);
+            let differences = self.inner.differences_below(*root).await?;
+            self.inner.learn_storage_pools_of(&differences).await;
+            intents.extend(differences);
         }
         Ok(self.inner.plan_flush(intents))
     }
