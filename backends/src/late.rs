@@ -69,8 +69,8 @@ struct LatePool {
 }
 
 impl PoolLocation {
-    /// Attaches a pool that is `known`. If the server does not answer in time, returns a pool that is attached as soon as
-    /// it does. Until then, its calls fail with `Unavailable`.
+    /// Attaches a pool that is `known`. If the server does not answer in time, or names no files any more, returns a pool
+    /// that is attached as soon as it does. Until then, its calls fail with `Unavailable`.
     ///
     /// # Errors
     /// Those of [`PoolLocation::open`], if the server answers.
@@ -117,7 +117,7 @@ async fn attach(
 ) {
     let mut answer = Some(answer);
     loop {
-        match location.open().await {
+        match location.open().await.and_then(|pool| check_found(pool, &known)) {
             Ok(pool) => {
                 let is_as_known = PoolDescription::of(&*pool) == known;
                 attached.send_replace(Some(pool));
@@ -142,6 +142,20 @@ async fn attach(
         }
         tokio::time::sleep(pause.max(LEAST_PAUSE)).await;
     }
+}
+
+/// Refuses a pool that named its files when it was attached last, and names none now: the file system behind its server may
+/// not be mounted. Without names, what it says of a file would be believed at once.
+fn check_found(pool: Arc<dyn Pool>, known: &PoolDescription) -> Result<Arc<dyn Pool>> {
+    if known.capabilities.listings.exist() && !pool.capabilities().listings.exist() {
+        let what = format!(
+            "{}: the server named its files before, and names none now; if that is meant, mount it with another fast \
+             directory",
+            known.url
+        );
+        return Err(Error::new(ErrorKind::Unavailable, Side::Pool, what));
+    }
+    Ok(pool)
 }
 
 impl LatePool {

@@ -323,6 +323,9 @@ impl Pool for S3Pool {
         if target.is_empty() {
             return Err(op.error(ErrorKind::NotFound));
         }
+        if target.len() as u64 > metadata::TARGET_BYTES_MAX {
+            return Err(op.error(ErrorKind::NameTooLong));
+        }
         let attrs = Attrs { mode: 0o777, ..attrs.clone() };
         let meta = Meta::new(FileKind::Symlink, 0, &attrs, Time::now());
         op.make(&op.place.key, FileKind::Symlink, Bytes::copy_from_slice(target), meta).await

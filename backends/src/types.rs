@@ -329,6 +329,8 @@ pub enum ListingSupport {
     /// With one request for each name, and some names may be missing: a page for people may hide them, or a page of
     /// their own may stand in place of it.
     MayOmit,
+    /// With one request for each name. A name is missing while the server refuses that request.
+    HideRefused,
     /// With one request for each name: it pays off only for a caller that needs many of them.
     AskEach,
     /// All names with their attributes in few requests.
@@ -368,9 +370,14 @@ impl ListingSupport {
         self != Self::Unable
     }
 
-    /// Whether a name that is not in a listing is absent.
+    /// Whether a name that is not in a listing is absent, unless it was known before.
     pub fn show_all(self) -> bool {
         self != Self::MayOmit
+    }
+
+    /// Whether a name that was known before, and is not in a listing, may still be there.
+    pub fn may_omit_known(self) -> bool {
+        matches!(self, Self::MayOmit | Self::HideRefused)
     }
 
     /// Whether a listing costs at least one request for each name.

@@ -2,6 +2,8 @@
 //! script behind a port of this machine.
 
 mod common;
+#[path = "hostile/web.rs"]
+mod web;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -389,34 +391,6 @@ async fn a_directory_with_one_that_may_not_be_listed_is_listed() {
     assert_eq!(listed(&server.bucket().await).await.unwrap(), ["closed", "good"]);
 }
 
-/// The root of the server is a file system that is not mounted for a while.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_of_a_web_server_whose_root_is_missing_are_not_removed() {
-    static IS_GONE: AtomicBool = AtomicBool::new(false);
-    fn script(line: &str) -> HttpReply {
-        let root = "<html><head><title>Index of /</title></head><body><a href=\"f\">f</a></body></html>";
-        match line.split(' ').collect::<Vec<_>>()[..] {
-            ["PROPFIND", ..] => HttpReply::Whole("405 Method Not Allowed", String::new()),
-            [_, "/", _] if !IS_GONE.load(Ordering::SeqCst) => {
-                HttpReply::Whole("200 OK\r\nContent-Type: text/html", root.to_owned())
-            }
-            ["HEAD", "/f", _] if !IS_GONE.load(Ordering::SeqCst) => {
-                HttpReply::Whole("200 OK\r\nETag: \"e\"\r\nContent-Length: 3", String::new())
-            }
-            _ => HttpReply::Whole("404 Not Found", String::new()),
-        }
-    }
-    let server = Hostile::start(script).await;
-    let pool = server.web().await;
-    assert_eq!(pool.stat(&path("f")).await.unwrap().size, 3);
-    assert!(pool.stat(&path("nothing")).await.unwrap_err().is(ErrorKind::NotFound));
-    IS_GONE.store(true, Ordering::SeqCst);
-    let error = pool.stat(&path("f")).await.unwrap_err();
-    assert!(error.is(ErrorKind::Unavailable), "{error}");
-    IS_GONE.store(false, Ordering::SeqCst);
-    pool.stat(&path("f")).await.unwrap();
-}
-
 /// A header for S3 names a time before 1970, which a condition on the time cannot express; and a size is larger than that
 /// of any file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -498,4 +472,35 @@ async fn an_object_that_is_replaced_while_its_parts_are_copied_stays() {
     let error = pool.set_attrs(&path("f"), &larger).await.unwrap_err();
     assert!(error.is(ErrorKind::Busy), "{error}");
     assert!(!COMPLETED.load(Ordering::SeqCst), "the upload was completed");
+}
+
+/// Any client may store the mode of a symlink with content of any size. A target is read as a whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_is_too_long_for_a_target_is_a_file() {
+    const LINK: &str =
+        "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\nx-goog-meta-mode: 41471";
+    static READ: AtomicBool = AtomicBool::new(false);
+    fn script(line: &str) -> HttpReply {
+        const LARGE: &str = "200 OK\r\nETag: \"e\"\r\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\r\n\
+                             x-goog-meta-mode: 41471\r\nContent-Length: 21474836480";
+        match line {
+            _ if line.starts_with("HEAD /bucket/large ") => HttpReply::Whole(LARGE, String::new()),
+            _ if line.starts_with("GET /bucket/large ") => {
+                READ.store(true, Ordering::SeqCst);
+                HttpReply::Whole("404 Not Found", String::new())
+            }
+            _ if line.contains(" /bucket/empty ") => HttpReply::Whole(LINK, String::new()),
+            _ if line.contains(" /bucket/link ") => HttpReply::Whole(LINK, "d/good".into()),
+            _ => bucket(line, ""),
+        }
+    }
+    let server = Hostile::start(script).await;
+    let pool = server.bucket().await;
+    for name in ["large", "empty"] {
+        assert_eq!(pool.stat(&path(name)).await.unwrap().kind, FileKind::File, "{name}");
+        assert!(pool.readlink(&path(name)).await.unwrap_err().is(ErrorKind::InvalidInput), "{name}");
+    }
+    assert!(!READ.load(Ordering::SeqCst), "its content was requested");
+    assert_eq!(pool.stat(&path("link")).await.unwrap().kind, FileKind::Symlink);
+    assert_eq!(pool.readlink(&path("link")).await.unwrap(), b"d/good");
 }

@@ -148,3 +148,77 @@ async fn a_striped_file_is_fetched_by_whole_stripes() {
     assert_eq!(fixture.metrics.snapshot().of(CallKind::Read).count - before, 4, "requests for four stripes");
     assert_eq!(read(&overlay, "striped").await.unwrap().len(), String::from_utf8_lossy(&content).len());
 }
+
+/// Starts another daemon on what the fast pool has. It does not know storage pools yet.
+async fn restart(fixture: &mut Fixture, overlay: Overlay, policy: &str) -> Overlay {
+    let after = tempfile::tempdir().unwrap();
+    overlay.shutdown().await.unwrap();
+    image(fixture.fast.path(), after.path());
+    fixture.fast = after;
+    drop(overlay);
+    open(fixture, policy).await
+}
+
+const LOCAL_BY_POOL: &str = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\
+                             [[rule]]\nstorage-pool = \"2\"\nwrite = \"local\"\n";
+
+/// SEMANTICS 85: "A file that is made under `write = "local"` never reaches the pool, not even by request"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_local_by_its_storage_pool_stays_so_after_a_restart() {
+    let mut fixture = fixture().await;
+    let overlay = open(&fixture, LOCAL_BY_POOL).await;
+    for path in ["quick/f", "f"] {
+        write(&overlay, path, "ours").await.unwrap();
+    }
+    let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
+    assert_eq!(flush(&overlay).await.failed, 0);
+    assert_eq!(fixture.pooled(), pairs(&[("/f", "ours"), ("/quick/", "")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_may_be_local_is_not_sent_while_the_pool_fails_to_tell_its_storage_pool() {
+    let mut fixture = fixture().await;
+    let overlay = open(&fixture, LOCAL_BY_POOL).await;
+    write(&overlay, "quick/f", "ours").await.unwrap();
+    let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
+    fixture.fault.set_odds(CallKind::Layout, Odds { before: 1.0, after: 0.0 });
+    assert!(flush(&overlay).await.failed > 0, "it is not reported");
+    assert_eq!(fixture.pooled(), pairs(&[("/quick/", "")]));
+    assert_eq!(read(&overlay, "quick/f").await.unwrap(), "ours");
+}
+
+const PINNED_BY_POOL: &str = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\
+                              [[rule]]\nstorage-pool = \"2\"\nread = \"pin\"\n";
+
+async fn resident(overlay: &Overlay, path: &str) -> u64 {
+    overlay.list_residency(&PoolPath::parse(path).unwrap(), false).await.unwrap()[0].resident_bytes
+}
+
+/// SEMANTICS 86: "Content that a rule pins is not evicted to make room."
+#[tokio::test(flavor = "multi_thread")]
+async fn content_that_is_pinned_by_its_storage_pool_stays_after_a_restart_and_the_other_makes_room() {
+    const SIZE: usize = 3 << 20;
+    let mut fixture = fixture().await;
+    for path in ["quick/pinned", "a", "b", "c"] {
+        fixture.put(path, &vec![b'x'; SIZE]).await;
+    }
+    let limited = async |fixture: &Fixture| {
+        let policy = || Policy::parse(PINNED_BY_POOL).unwrap();
+        opened(|| Options { limit_bytes: Some(10 << 20), policy: policy(), ..fixture.options() }).await
+    };
+    let overlay = limited(&fixture).await;
+    for path in ["quick/pinned", "a"] {
+        read(&overlay, path).await.unwrap();
+    }
+    overlay.shutdown().await.unwrap();
+    let after = tempfile::tempdir().unwrap();
+    image(fixture.fast.path(), after.path());
+    fixture.fast = after;
+    drop(overlay);
+    let overlay = limited(&fixture).await;
+    for path in ["b", "c", "b", "c"] {
+        read(&overlay, path).await.unwrap();
+    }
+    assert_eq!(resident(&overlay, "quick/pinned").await, SIZE as u64);
+    assert_eq!(resident(&overlay, "c").await, SIZE as u64);
+}

@@ -1,10 +1,10 @@
 //! What BeeGFS and Lustre report about the place of content: chunk size, number of targets, storage pool.
 //!
-//! All of it is optional. If the client does not know a call, if an answer contradicts itself, or if a file may not
-//! be opened, the layout is unknown, and the pool works like any other directory.
+//! All of it is optional. If the client does not know a call, or if an answer contradicts itself, there is no layout,
+//! and the pool works like any other directory. A call that fails is an error: there may be a layout.
 //!
-//! All questions go through one trait (`calls::SystemCalls`), so that tests can answer byte by byte. An unknown value
-//! is `None`, and an impossible number is ignored.
+//! All questions go through one trait (`calls::SystemCalls`), so that tests can answer byte by byte. A value that the file
+//! system does not have is `None`, and an impossible number is ignored.
 
 mod beegfs;
 mod calls;
@@ -96,7 +96,10 @@ impl Stripes {
         ))
     }
 
-    /// The layout of a file, or of new files in a directory. `None` if unknown.
+    /// The layout of a file, or of new files in a directory. `None` if the file system does not have any.
+    ///
+    /// # Errors
+    /// Of the calls, also of the metadata server: the layout is not known.
     pub(super) fn layout(&self, root: &RootDirectory, call: PathCall<'_>) -> Result<Option<Layout>> {
         let Some(kind) = self.kind else { return Ok(None) };
         let object = root.object(call.path).map_err(|errno| call.failed(errno))?;
@@ -105,59 +108,66 @@ impl Stripes {
             FileKind::File => false,
             _ => return Ok(None),
         };
-        Ok(match kind {
+        let layout = match kind {
             Striped::BeeGfs => match self.entry_info(root, call.path, is_dir) {
-                Some(layout) => Some(layout),
-                None if is_dir => None,
-                None => self.of_file(&content::open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0),
+                Ok(None) if !is_dir => {
+                    self.of_file(&content::open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0)
+                }
+                told => told,
             },
-            Striped::Lustre if is_dir => {
-                let dir = root.open_directory(call.path).map_err(|errno| call.failed(errno))?;
-                self.of_file(&dir)
-            }
+            Striped::Lustre if is_dir => root.open_directory(call.path).and_then(|dir| self.of_file(&dir)),
             Striped::Lustre => self.of_file(&content::open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0),
-        })
+        };
+        layout.map_err(|errno| call.failed(errno))
     }
 
     /// The layout of an open file, as far as it is known without a call to a server.
-    pub(super) fn of_file(&self, file: impl AsFd) -> Option<Layout> {
-        match self.kind? {
-            Striped::BeeGfs => {
+    fn of_file(&self, file: impl AsFd) -> Result<Option<Layout>, Errno> {
+        match self.kind {
+            None => Ok(None),
+            Some(Striped::BeeGfs) => {
                 let mut answer = [0; beegfs::STRIPE_INFO_BYTES];
-                self.calls.ioctl(file.as_fd(), beegfs::GET_STRIPE_INFO, &mut answer).ok()?;
-                beegfs::stripe_info(&answer)
+                // It tells no storage pool, so nothing depends on it but speed.
+                let told = self.calls.ioctl(file.as_fd(), beegfs::GET_STRIPE_INFO, &mut answer);
+                Ok(told.ok().and_then(|()| beegfs::stripe_info(&answer)))
             }
-            Striped::Lustre => {
+            Some(Striped::Lustre) => {
                 let mut value = vec![0; lustre::XATTR_MAX_BYTES];
-                let length = self.calls.xattr(file.as_fd(), lustre::XATTR, &mut value).ok()?;
-                lustre::layout(value.get(..length)?)
+                match self.calls.xattr(file.as_fd(), lustre::XATTR, &mut value) {
+                    Ok(length) => Ok(value.get(..length).and_then(lustre::layout)),
+                    // The layout is longer than any that is read.
+                    Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(None),
+                    Err(errno) => Err(errno),
+                }
             }
         }
     }
 
     /// The stripe of a new file.
     pub(super) fn stripe_of(&self, file: impl AsFd) -> Option<Stripe> {
-        self.of_file(file)?.stripe
+        self.of_file(file).ok()??.stripe
     }
 
     /// Asks BeeGFS' metadata server about an entry: the only call that returns the storage pool. It is made on an
     /// open directory, about the directory itself or about a name in it.
-    fn entry_info(&self, root: &RootDirectory, path: &PoolPath, is_dir: bool) -> Option<Layout> {
+    fn entry_info(&self, root: &RootDirectory, path: &PoolPath, is_dir: bool) -> Result<Option<Layout>, Errno> {
         if self.lacks_entry_info.load(Ordering::Relaxed) {
-            return None;
+            return Ok(None);
         }
-        let (dir, name) = match is_dir {
-            true => (root.open_directory(path).ok()?, &b""[..]),
-            false => (root.open_directory(&path.parent()?).ok()?, path.name()?),
+        let (dir, name) = match (is_dir, path.parent(), path.name()) {
+            (true, ..) => (root.open_directory(path)?, &b""[..]),
+            (false, Some(parent), Some(name)) => (root.open_directory(&parent)?, name),
+            (false, ..) => return Ok(None),
         };
-        let mut argument = beegfs::entry_info_argument(name)?;
+        let Some(mut argument) = beegfs::entry_info_argument(name) else { return Ok(None) };
         match self.calls.ioctl(dir.as_fd(), beegfs::GET_ENTRY_INFO_V2, &mut argument[..]) {
-            Ok(()) => beegfs::entry_info(&argument[..]),
+            Ok(()) if beegfs::is_refusal(&argument[..]) => Err(Errno::IO),
+            Ok(()) => Ok(beegfs::entry_info(&argument[..])),
             Err(Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 self.lacks_entry_info.store(true, Ordering::Relaxed);
-                None
+                Ok(None)
             }
-            Err(_) => None,
+            Err(errno) => Err(errno),
         }
     }
 }

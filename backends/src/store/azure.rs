@@ -192,6 +192,7 @@ async fn page(client: &Client, asked: &ListRequest<'_>, token: Option<&str>) -> 
             etag: if etag.starts_with('"') { etag } else { format!("\"{etag}\"") },
             size: blob.properties.content_length.min(SIZE_MAX),
             last_modified: Time::from(modified),
+            revision: 0,
             folder: blob.metadata.is_some_and(|metadata| metadata.folder.as_deref() == Some("true")),
         })
     });
@@ -200,4 +201,23 @@ async fn page(client: &Client, asked: &ListRequest<'_>, token: Option<&str>) -> 
         prefixes: told.blobs.blob_prefix.into_iter().map(|prefix| prefix.name.decoded()).collect(),
         next: told.next_marker.filter(|token| !token.is_empty()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::StoreAnswer;
+    use super::*;
+
+    #[test]
+    fn names_keep_the_spaces_at_their_ends() {
+        let body = "<EnumerationResults><Blobs><Blob><Name> a </Name><Properties>\
+                    <Last-Modified>Wed, 01 Jan 2020 00:00:00 GMT</Last-Modified><Etag>e</Etag>\
+                    <Content-Length>3</Content-Length></Properties></Blob><BlobPrefix><Name> d/</Name></BlobPrefix></Blobs>\
+                    <NextMarker/></EnumerationResults>";
+        let answer = StoreAnswer { headers: HeaderMap::new(), body: body.into(), retries: 0 };
+        let told: ListBlobsAnswer = parse(&answer).unwrap();
+        let blobs: Vec<_> = told.blobs.blob.into_iter().map(|blob| blob.name.decoded()).collect();
+        let prefixes: Vec<_> = told.blobs.blob_prefix.into_iter().map(|prefix| prefix.name.decoded()).collect();
+        assert_eq!((blobs, prefixes), (vec![" a ".to_owned()], vec![" d/".to_owned()]));
+    }
 }

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
-use object_store::client::{HttpClient, HttpErrorKind, HttpRequestBody};
+use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequestBody};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -116,11 +116,15 @@ pub(crate) struct StoreRefusal {
     again: bool,
     /// There is no such bucket: of no key is it known whether it exists.
     lacks_store: bool,
+    /// The server redirected to a path with a slash at its end, and the redirection was not followed.
+    to_directory: bool,
 }
 
 const AZURE_ERROR_CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
 /// Our code for a lost answer, when the key now has neither the request's object nor the one before it.
 const MOVED_ON: &str = "MovedOn";
+/// Our code for a redirection that leads in a circle, or to where no request is sent.
+const NOT_FOLLOWED: &str = "Redirection";
 
 /// The body of an error.
 #[derive(Debug, Default, Deserialize)]
@@ -145,7 +149,17 @@ impl fmt::Display for StoreRefusal {
 impl StoreRefusal {
     pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
-        Self { code: String::new(), message, retries: 0, kind, again, lacks_store: false }
+        Self { code: String::new(), message, retries: 0, kind, again, lacks_store: false, to_directory: false }
+    }
+
+    /// A request without an answer.
+    fn unanswered(error: &HttpError) -> Self {
+        let message = without_secrets(&causes(error));
+        if is_not_followed(error) {
+            return Self { code: NOT_FOLLOWED.to_owned(), ..Self::local(ErrorKind::InvalidInput, message) };
+        }
+        let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
+        Self::local(kind, message)
     }
 
     /// The same, and the request is not sent again.
@@ -159,7 +173,10 @@ impl StoreRefusal {
         if let Some(code) = headers.get(AZURE_ERROR_CODE).filter(|_| told.code.is_empty()) {
             told.code = code.to_str().unwrap_or_default().to_owned();
         }
-        Self::told(status, told)
+        let location = headers.get(header::LOCATION).map(HeaderValue::as_bytes).unwrap_or_default();
+        let location = location.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+        let redirects = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
+        Self { to_directory: redirects && location.ends_with(b"/"), ..Self::told(status, told) }
     }
 
     fn told(status: StatusCode, told: ErrorBody) -> Self {
@@ -188,7 +205,7 @@ impl StoreRefusal {
             matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) && !lacks_store || code == "OperationAborted";
         // Azure's store adds lines for its own support after the first.
         let message = told.message.lines().next().unwrap_or_default().to_owned();
-        Self { code, message, retries: 0, kind, again, lacks_store }
+        Self { code, message, retries: 0, kind, again, lacks_store, to_directory: false }
     }
 
     /// The refusal of a listing. A listing of no keys is empty, so `NotFound` means that there is no such bucket.
@@ -226,9 +243,10 @@ impl StoreRefusal {
         !self.code.is_empty()
     }
 
-    /// Whether the server redirected to another path, and the redirection was not followed.
-    pub(crate) fn is_redirection(&self) -> bool {
-        matches!(self.code.as_str(), "301" | "302" | "303" | "307" | "308")
+    /// Whether the server redirected to a path with a slash at its end, and the redirection was not followed. A client of a
+    /// web server does not follow those to the same path with a slash, and follows or fails at all others.
+    pub(crate) fn is_to_directory(&self) -> bool {
+        self.to_directory
     }
 
     /// Whether the requested range lies beyond the end.
@@ -374,10 +392,7 @@ impl Client {
     /// Sends a request once. The caller reads the body of a successful answer.
     async fn begin(&self, call: &StoreRequest<'_>) -> Result<(HeaderMap, Body), StoreRefusal> {
         let request = self.request(call).await?;
-        let response = self.http.execute(request).await.map_err(|error| {
-            let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
-            StoreRefusal::local(kind, without_secrets(&causes(&error)))
-        })?;
+        let response = self.http.execute(request).await.map_err(|error| StoreRefusal::unanswered(&error))?;
         let (mut parts, body) = response.into_parts();
         let broken = |error| StoreRefusal::local(ErrorKind::Unavailable, without_secrets(&causes(&error)));
         let body = body.bytes_stream().map_err(broken).boxed();
@@ -413,6 +428,14 @@ impl Client {
         self.dialect.authorize(&mut request).await?;
         Ok(request)
     }
+}
+
+/// Whether a server answered with a redirection that is not followed: because of the policy for redirections, or because
+/// its target is no URL of HTTP.
+fn is_not_followed(error: &HttpError) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<reqwest::Error>());
+    causes.any(|cause| cause.is_redirect() || cause.is_builder())
 }
 
 /// Growing, jittered pauses, in bounded number.

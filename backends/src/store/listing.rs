@@ -48,7 +48,8 @@ impl Remembered {
     fn get(&self, listed: &ListedObject) -> Option<Object> {
         let mut objects = self.0.lock();
         let known = objects.get(&listed.key)?;
-        let same = (&known.etag, known.size, known.last_modified) == (&listed.etag, listed.size, listed.last_modified);
+        let same = (&known.etag, known.size, known.last_modified) == (&listed.etag, listed.size, listed.last_modified)
+            && known.revision == listed.revision;
         same.then(|| known.clone())
     }
 
@@ -345,7 +346,7 @@ async fn object(bucket: &Bucket, listed: ListedObject) -> Result<Option<Object>,
 /// the attributes count as changed. In a store whose attributes count, the
 /// object's own are unknown: only the daemon's user may open it.
 fn as_listed(listed: ListedObject, defaults: &Defaults) -> Object {
-    let ListedObject { etag, size, last_modified, .. } = listed;
+    let ListedObject { etag, size, last_modified, revision, .. } = listed;
     let version_id = LISTED_ALONE.to_owned();
     let (uid, gid) = own_ids();
     let meta = match defaults.believed {
@@ -357,7 +358,7 @@ fn as_listed(listed: ListedObject, defaults: &Defaults) -> Object {
         },
         false => Meta::default(),
     };
-    Object { etag, version_id, size, last_modified, asked_at_secs: 0, meta }
+    Object { etag, version_id, size, last_modified, asked_at_secs: 0, revision, meta }
 }
 
 /// The result of `stat` for a directory whose attributes could not be read.

@@ -14,7 +14,7 @@
 //! another ETag. The record of a copy's origin is valid only if the object's own time is that of the copy: a tool
 //! that keeps metadata while it writes other content would make the record wrong.
 //!
-//! The content of a symlink is its target. A directory is an empty object whose key ends with a slash.
+//! The content of a symlink is its target. An object whose content cannot be one, by its length, is a file. A directory is an empty object whose key ends with a slash.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -34,6 +34,9 @@ const FOLDER: HeaderName = HeaderName::from_static("x-amz-meta-hdi_isfolder");
 const COPIED: HeaderName = HeaderName::from_static("x-amz-meta-forebay-copied");
 /// How long after its start a copy may be completed, in seconds.
 const COPIED_WITHIN_SECS: i64 = 300;
+
+/// Longest target of a symlink, in bytes: `PATH_MAX` without its NUL.
+pub(crate) const TARGET_BYTES_MAX: u64 = libc::PATH_MAX as u64 - 1;
 
 /// Stands for the ETag of directories, with or without an object of their own.
 const DIRECTORY: &str = "directory";
@@ -63,6 +66,9 @@ pub(crate) struct Object {
     pub(crate) last_modified: Time,
     /// The time of the request, by the server's clock in seconds.
     pub(crate) asked_at_secs: i64,
+    /// How often the metadata was changed since the content was written, where the store counts that: then this leaves the
+    /// rest of the identity as it is.
+    pub(crate) revision: u32,
     pub(crate) meta: Meta,
 }
 
@@ -202,7 +208,7 @@ impl Object {
     /// An object that was just written.
     pub(crate) fn written_now(etag: String, size: u64, meta: Meta) -> Self {
         let now = Time { nanos: 0, ..Time::now() };
-        Self { etag, version_id: String::new(), size, last_modified: now, asked_at_secs: now.secs, meta }
+        Self { etag, version_id: String::new(), size, last_modified: now, asked_at_secs: now.secs, revision: 0, meta }
     }
 
     /// The state of the object, as far as requests can express it.
@@ -267,7 +273,10 @@ impl Object {
     pub(crate) fn stat(&self, directory: bool, defaults: &Defaults) -> Stat {
         let kind = match self.meta.kind() {
             _ if directory => FileKind::Directory,
-            kind @ (FileKind::File | FileKind::Symlink) => kind,
+            FileKind::File => FileKind::File,
+            // Any client may store this mode with any content: a target is read as a whole.
+            FileKind::Symlink if !(1..=TARGET_BYTES_MAX).contains(&self.size) => FileKind::File,
+            FileKind::Symlink => FileKind::Symlink,
             kind if defaults.believed => kind,
             _ => FileKind::File,
         };
@@ -295,9 +304,16 @@ impl Object {
                 etag: if directory { DIRECTORY } else { self.identity().0 }.to_owned(),
                 id: if directory { "" } else { self.identity().1 }.to_owned(),
                 size,
-                mtime: self.written(),
+                mtime: self.version_time(),
             },
         }
+    }
+
+    /// The time of the version. Other nanoseconds stand for other attributes of the same content.
+    fn version_time(&self) -> Time {
+        let written = self.written();
+        let nanos = (u64::from(written.nanos) + u64::from(self.revision)) % 1_000_000_000;
+        Time { nanos: nanos as u32, ..written }
     }
 }
 
@@ -362,6 +378,21 @@ mod tests {
         for wrong in ["", "x", "1.x", "1.-5"] {
             assert_eq!(parse_time(wrong), None, "{wrong}");
         }
+    }
+
+    /// As in Google's store: its generation stays the same.
+    #[test]
+    fn a_change_of_metadata_alone_makes_another_version_of_the_same_content() {
+        let defaults =
+            Defaults { uid: 0, gid: 0, file_mode: 0o644, dir_mode: 0o755, time: Time::default(), believed: false };
+        let version = |revision| {
+            let object = Object { revision, ..Object::written_now("7".to_owned(), 3, Meta::default()) };
+            let object = Object { last_modified: Time { secs: 60, nanos: 0 }, ..object };
+            object.stat(false, &defaults).version
+        };
+        assert_eq!(version(0), version(0));
+        assert_ne!(version(0), version(1));
+        assert!(version(1).same_content(&version(2)));
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl StoreCall<'_> {
             }
             Err(refusal) if refusal.is(ErrorKind::Conflict) => self.copy(version, range.clone()).await?,
             Err(refusal) if refusal.is_behind_the_end() => return Err(self.error(ErrorKind::Stale)),
-            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is_redirection() => {
+            Err(refusal) if refusal.is(ErrorKind::NotFound) || refusal.is_to_directory() => {
                 return Err(self.gone().await);
             }
             Err(refusal) => return Err(self.refused(refusal)),

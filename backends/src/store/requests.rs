@@ -16,6 +16,8 @@ use super::metadata::{Meta, Object};
 /// The largest size of a file that a program can see. Servers may name any number.
 pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
 const VERSION_ID: HeaderName = HeaderName::from_static("x-amz-version-id");
+/// Google's number of the metadata of one generation, from 1 on.
+const METAGENERATION: HeaderName = HeaderName::from_static("x-goog-metageneration");
 
 /// One page of a listing, in the order of the keys' bytes.
 #[derive(Debug, Default)]
@@ -33,6 +35,8 @@ pub(crate) struct ListedObject {
     pub(crate) etag: String,
     pub(crate) size: u64,
     pub(crate) last_modified: Time,
+    /// As in [`Object::revision`].
+    pub(crate) revision: u32,
     /// The object stands for a directory, though its key does not end with a slash.
     pub(crate) folder: bool,
 }
@@ -59,6 +63,7 @@ struct ListContents {
     etag: String,
     /// Replaces the ETag in Google's store.
     generation: Option<String>,
+    meta_generation: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -178,6 +183,7 @@ pub(crate) async fn page_of_s3(client: &Client, asked: &ListRequest<'_>) -> Resu
             etag: listed.generation.unwrap_or(listed.etag),
             size: listed.size.min(SIZE_MAX),
             last_modified: parse_iso_time(&listed.last_modified)?,
+            revision: revision(listed.meta_generation.as_deref()),
             folder: false,
         })
     });
@@ -250,8 +256,13 @@ pub(crate) fn object(headers: &HeaderMap) -> Result<Object, StoreRefusal> {
         size: size.ok_or_else(|| garbled("no Content-Length"))?,
         last_modified: modified.map_or_else(Time::default, Time::from),
         asked_at_secs: date.map_or(0, |date| Time::from(date).secs),
+        revision: revision(text(METAGENERATION)),
         meta: Meta::read(headers),
     })
+}
+
+fn revision(metageneration: Option<&str>) -> u32 {
+    metageneration.and_then(|number| number.parse().ok()).map_or(0, |number: u32| number.saturating_sub(1))
 }
 
 /// Parses a time to the second, as an object's header has it.

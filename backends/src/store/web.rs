@@ -90,7 +90,8 @@ fn connect(text: &str, ca: Option<&Path>) -> Result<HttpClient> {
     Ok(HttpClient::new(builder.build().map_err(|error| wrong(text, no_http_client(&error)))?))
 }
 
-/// Follows redirections, except those that mark a path as a directory, and never from https to http.
+/// Follows redirections, except those that mark a path as a directory, and never from https to http. An error is a refusal
+/// of the path, not of the whole server.
 fn follow(attempt: Attempt<'_>) -> Action {
     let Some(from) = attempt.previous().last() else { return attempt.follow() };
     let to = attempt.url();
@@ -181,7 +182,7 @@ impl Web {
 
     pub(super) fn listings(&self) -> ListingSupport {
         match (self.dav, self.lists_names) {
-            (true, _) => ListingSupport::AskEach,
+            (true, _) => ListingSupport::HideRefused,
             (false, true) => ListingSupport::MayOmit,
             (false, false) => ListingSupport::Unable,
         }
@@ -189,12 +190,14 @@ impl Web {
 
     pub(super) async fn find(&self, client: &Client, place: &ObjectPlace) -> Result<StoredObject, StoreRefusal> {
         if place.is_root {
-            return Ok(StoredObject::Directory(None));
+            // The root is always a directory, but whether the server answers is known only by a request.
+            return self.ask_for_root(client).await.map(|_| StoredObject::Directory(None));
         }
         if self.dav {
             match is_collection(client, &place.key).await {
                 Ok(true) => return Ok(StoredObject::Directory(None)),
                 Ok(false) => {}
+                Err(refusal) if refusal.is_to_directory() => return Ok(StoredObject::Directory(None)),
                 Err(refusal) if refusal.is(ErrorKind::NotFound) => {
                     return self.expect_root(client).await.map(|()| StoredObject::Nothing);
                 }
@@ -204,7 +207,7 @@ impl Web {
         match client.head(&place.key).await {
             Ok(Some(object)) => Ok(StoredObject::Object(object)),
             Ok(None) => self.expect_root(client).await.map(|()| StoredObject::Nothing),
-            Err(refusal) if refusal.is_redirection() => Ok(StoredObject::Directory(None)),
+            Err(refusal) if refusal.is_to_directory() => Ok(StoredObject::Directory(None)),
             Err(refusal) => Err(refusal),
         }
     }
@@ -212,17 +215,22 @@ impl Web {
     /// Fails with `Unavailable` if the server named files at the attach, and does not even have the pool's root now: what
     /// it says of one file then says nothing of that file.
     async fn expect_root(&self, client: &Client) -> Result<(), StoreRefusal> {
+        if self.lists_names { self.ask_for_root(client).await } else { Ok(()) }
+    }
+
+    /// Fails with `Unavailable` or `Timeout` if the server does not answer, or named files at the attach and does not have
+    /// the pool's root now.
+    async fn ask_for_root(&self, client: &Client) -> Result<(), StoreRefusal> {
         let answer = match (self.lists_names, self.dav) {
-            (false, _) => return Ok(()),
-            (true, true) => is_collection(client, "").await.map(drop),
-            (true, false) => match client.head("").await {
+            (_, true) => is_collection(client, "").await.map(drop),
+            (lists_names, false) => match client.head("").await {
                 // Not every server answers a HEAD for an index page.
-                Ok(None) => client.send_for_body(StoreRequest::new(Method::GET, "")).await.map(drop),
+                Ok(None) if lists_names => client.send_for_body(StoreRequest::new(Method::GET, "")).await.map(drop),
                 answer => answer.map(drop),
             },
         };
         match answer {
-            Err(refusal) if refusal.is(ErrorKind::NotFound) => Err(refusal.of_listing()),
+            Err(refusal) if refusal.is(ErrorKind::NotFound) && self.lists_names => Err(refusal.of_listing()),
             Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
             _ => Ok(()),
         }
@@ -291,7 +299,8 @@ pub(super) async fn list(bucket: Arc<Bucket>, directory: String, context: String
     Ok(ask_each(names, ask, context))
 }
 
-/// `None` if the name vanished meanwhile, or cannot be shown.
+/// `None` if the name vanished meanwhile, or cannot be shown: that does not tell that a known name is absent
+/// ([`ListingSupport::may_omit_known`]).
 async fn entry(bucket: &Bucket, directory: &str, found: PageEntry) -> Result<Option<DirEntry>, StoreRefusal> {
     let PageEntry { name, collection } = found;
     let implied = |name| Some(DirEntry::new(name, implied_directory(&bucket.defaults)));
@@ -315,7 +324,7 @@ async fn entry(bucket: &Bucket, directory: &str, found: PageEntry) -> Result<Opt
             Some(web) => web.expect_root(&bucket.client).await.map(|()| None),
             None => Ok(None),
         },
-        Err(refusal) if refusal.is_redirection() => Ok(implied(name)),
+        Err(refusal) if refusal.is_to_directory() => Ok(implied(name)),
         Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
         Err(refusal) => hidden(&refusal.message),
     }

@@ -72,6 +72,9 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     spawn("count", Box::pin(count_loop(inner.clone())));
     spawn("tiers", Box::pin(tiers::rounds::tier_loop(inner.clone())));
     spawn("devices", Box::pin(tiers::device_health::health_loop(inner.clone())));
+    if inner.pool.capabilities().layouts {
+        spawn("layouts", Box::pin(super::layout::layout_loop(inner.clone())));
+    }
     if !inner.policy().pool_retry.is_zero() {
         spawn("probe", Box::pin(probe_loop(inner.clone())));
     }

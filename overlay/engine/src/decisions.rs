@@ -192,12 +192,14 @@ impl Inner {
         node.ino != Ino::ROOT && node.state.lock().record.is_made_here() && self.policy_of(node).write == Write::Local
     }
 
-    /// Returns whether eviction may not choose an inode, because its rule says `read = "pin"`.
+    /// Returns whether eviction may not choose an inode, because its rule says `read = "pin"`, or may say so when its
+    /// storage pool is known.
     pub fn is_pinned_by_policy(&self, ino: Ino) -> bool {
         if !self.policy().may_read(Read::Pin) {
             return false;
         }
-        let is_pinned = self.node(ino).is_ok_and(|node| self.policy_of(&node).read == Read::Pin);
+        let is_pinned =
+            self.node(ino).is_ok_and(|node| self.policy_of(&node).read == Read::Pin || self.wants_storage_pool(&node));
         self.table.drop_idle(ino);
         is_pinned
     }

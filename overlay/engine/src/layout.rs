@@ -1,47 +1,123 @@
-//! Where the pool keeps content: its stripes and storage pools. The engine asks once, and remembers the answer for a
-//! while. Pools without layouts are never asked.
+//! Where the pool keeps content: its stripes and storage pools. The engine asks once, and asks again after a while. Pools
+//! without layouts are never asked.
 //!
 //! A rule of the policy may name a storage pool. So `open`, `create` and `close` ask for it first, in a call that a
 //! session thread does not wait for. For the kernel's cache times, only storage pools count that are known without
-//! asking. So such a rule affects these times only after the file was opened, or listed by `ls`. While the pool does
-//! not answer, the background flush leaves the file alone: a rule may say that it is not flushed.
+//! asking. So such a rule affects these times only after the file was opened, or listed by `ls`.
+//!
+//! The last answer holds until there is another one. Without any, a rule may say what no other rule says, and what cannot
+//! be undone does not happen: a file that may be local is not sent (`writeback.rs`), and content that may be pinned is not
+//! evicted (`wants_storage_pool`) until the pool was asked. While the pool does not answer, the background flush leaves
+//! the file alone: a rule may say that it is not flushed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_backends::{FileKind, Layout, Result, Version};
+use forebay_backends::{Error, ErrorKind, FileKind, Layout, Result, Side, Version};
+use forebay_policy::Read;
 use futures::FutureExt;
 use futures::future::join_all;
 use lru::LruCache;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::{Inner, Ino};
 use crate::node::Node;
+use crate::pool_calls::CONFIRM_WITHIN;
 
-/// Layouts that are remembered.
-const REMEMBERED: usize = 16_384;
+/// Layouts that are remembered: some 16 MiB.
+const REMEMBERED: usize = 65_536;
 /// The pool may move files between storage pools, or give directories another one, without notice.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
-/// Objects of one listing that the pool is asked about at the same time.
-const ASKED_AT_ONCE: usize = 16;
+/// How long the pool is not asked again after it refused to tell a layout.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+/// Objects that the pool is asked about at the same time.
+pub(crate) const ASKED_AT_ONCE: usize = 16;
+/// Inodes that eviction waits to know the storage pool of.
+const WANTED: usize = 4_096;
 /// How far the tree is walked up to a directory that the pool has.
 const MAX_DEPTH: usize = 4096;
 
 /// The layouts that were requested lately.
 pub(crate) struct Layouts {
     known: Mutex<LruCache<Ino, KnownLayout>>,
+    /// Inodes that eviction spared because their storage pool is not known.
+    wanted: Mutex<HashSet<Ino>>,
+    is_wanted: Notify,
+    /// For one caller that asks for those that are wanted.
+    asking: tokio::sync::Mutex<()>,
+    /// Counts the answers for those that were wanted.
+    learned: AtomicU64,
 }
 
+#[derive(Clone)]
 struct KnownLayout {
     /// Another object of the same name may have another layout.
     object: Option<Version>,
-    layout: Option<Arc<Layout>>,
+    answer: LayoutAnswer,
     asked: Instant,
+}
+
+#[derive(Clone)]
+enum LayoutAnswer {
+    /// `None`: the object has none.
+    Told(Option<Arc<Layout>>),
+    /// The pool answered, but did not tell, and never did before.
+    Refused(ErrorKind),
+}
+
+impl KnownLayout {
+    fn is_fresh(&self) -> bool {
+        let holds = match self.answer {
+            LayoutAnswer::Told(_) => HOLDS_FOR,
+            LayoutAnswer::Refused(_) => REFUSED_FOR,
+        };
+        self.asked.elapsed() < holds
+    }
+
+    fn told(self) -> Option<Option<Arc<Layout>>> {
+        match self.answer {
+            LayoutAnswer::Told(layout) => Some(layout),
+            LayoutAnswer::Refused(_) => None,
+        }
+    }
 }
 
 impl Default for Layouts {
     fn default() -> Self {
-        Self { known: Mutex::new(LruCache::unbounded()) }
+        Self {
+            known: Mutex::new(LruCache::unbounded()),
+            wanted: Mutex::default(),
+            is_wanted: Notify::new(),
+            asking: tokio::sync::Mutex::default(),
+            learned: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Layouts {
+    /// The number of answers that eviction waited for, so far.
+    pub(crate) fn learned(&self) -> u64 {
+        self.learned.load(Ordering::Acquire)
+    }
+
+    fn remember(&self, subject: Subject, answer: LayoutAnswer) {
+        let mut all = self.known.lock();
+        all.put(subject.ino, KnownLayout { object: subject.object, answer, asked: Instant::now() });
+        if all.len() > REMEMBERED {
+            all.pop_lru();
+        }
+    }
+}
+
+/// Asks for the storage pools that eviction has to know.
+pub(crate) async fn layout_loop(inner: Arc<Inner>) {
+    loop {
+        inner.layouts.is_wanted.notified().await;
+        inner.learn_wanted_layouts().await;
     }
 }
 
@@ -58,51 +134,120 @@ impl Inner {
         self.ask_layout(node).await.unwrap_or(None)
     }
 
-    /// Like [`Self::layout_of`], but returns errors.
+    /// Like [`Self::layout_of`], but returns errors. The last answer stands in for one that does not come.
     ///
     /// # Errors
-    /// `Timeout` and `Unavailable`: the layout may be known later.
+    /// `Timeout` and `Unavailable`, and others if the pool refuses to tell: the layout may be known later.
     pub(super) async fn ask_layout(&self, node: &Node) -> Result<Option<Arc<Layout>>> {
         let Some(subject) = self.layout_subject(node) else { return Ok(None) };
-        if let Some(known) = self.known_layout(&subject) {
-            return Ok(known);
+        let known = self.known_layout(&subject);
+        if let Some(known) = known.as_ref().filter(|known| known.is_fresh()) {
+            return match &known.answer {
+                LayoutAnswer::Told(layout) => Ok(layout.clone()),
+                LayoutAnswer::Refused(kind) => {
+                    let what = format!("{}: the pool does not tell the layout", self.display(subject.ino));
+                    Err(Error::new(*kind, Side::Pool, what))
+                }
+            };
         }
-        let Ok(path) = self.pool_path(subject.ino) else { return Ok(None) };
-        let layout = match self.ask(self.pool.layout(&path)).await {
-            Ok(layout) => layout.map(Arc::new),
-            Err(e) if e.is_unreachable() => return Err(e),
-            Err(error) => {
-                tracing::debug!(%path, %error, "the pool does not tell the layout");
-                None
-            }
+        let told = known.and_then(KnownLayout::told);
+        let Ok(path) = self.pool_path(subject.ino) else { return Ok(told.flatten()) };
+        let answer = match self.ask(self.pool.layout(&path)).await {
+            Ok(layout) => Ok(layout.map(Arc::new)),
+            Err(e) if e.is(ErrorKind::Unsupported) => Ok(None),
+            Err(e) => Err(e.context(&path)),
         };
-        let known = KnownLayout { object: subject.object, layout: layout.clone(), asked: Instant::now() };
-        let mut all = self.layouts.known.lock();
-        all.put(subject.ino, known);
-        if all.len() > REMEMBERED {
-            all.pop_lru();
+        match (answer, told) {
+            (Ok(layout), _) => {
+                self.layouts.remember(subject, LayoutAnswer::Told(layout.clone()));
+                Ok(layout)
+            }
+            (Err(error), Some(layout)) => {
+                tracing::debug!(%path, %error, "the layout that was told last still counts");
+                if !error.is_unreachable() {
+                    self.layouts.remember(subject, LayoutAnswer::Told(layout.clone()));
+                }
+                Ok(layout)
+            }
+            (Err(error), None) => {
+                tracing::debug!(%path, %error, "the pool does not tell the layout");
+                if !error.is_unreachable() {
+                    self.layouts.remember(subject, LayoutAnswer::Refused(error.kind()));
+                }
+                Err(error)
+            }
         }
-        Ok(layout)
     }
 
-    /// Asks for the storage pool of an inode. If it cannot be found out now, the inode counts as in no storage pool.
+    /// Asks for the storage pool of an inode. If it cannot be found out and never was, the inode counts as in no storage
+    /// pool.
     pub async fn learn_storage_pool(&self, node: &Node) {
         let _ = self.ask_layout(node).await;
     }
 
-    /// Asks for the storage pool of an inode if it is not known; `false` if the pool does not answer. Not for threads
-    /// that must not wait.
+    /// Asks for the storage pool of an inode if there is no recent answer; `false` if the pool does not answer, and never
+    /// did. Not for threads that must not wait.
     pub fn knows_storage_pool(&self, node: &Node) -> bool {
-        if self.layout_subject(node).is_none_or(|subject| self.known_layout(&subject).is_some()) {
+        let known = |subject| self.known_layout(&subject).is_some_and(|known| known.is_fresh());
+        if self.layout_subject(node).is_none_or(known) {
             return true;
         }
-        tokio::runtime::Handle::try_current()
-            .is_ok_and(|runtime| runtime.block_on(self.ask_layout(node).boxed_local()).is_ok())
+        tokio::runtime::Handle::try_current().is_ok_and(|runtime| {
+            let asked = runtime.block_on(self.ask_layout(node).boxed_local());
+            asked.map_or_else(|error| !error.is_unreachable(), |_| true)
+        })
     }
 
-    /// Returns the storage pool, if it is known without asking.
+    /// Returns the storage pool, if it is known without asking. An old answer counts.
     pub fn known_storage_pool(&self, node: &Node) -> Option<String> {
-        self.known_layout(&self.layout_subject(node)?)??.storage_pool.clone()
+        self.known_layout(&self.layout_subject(node)?)?.told()??.storage_pool.clone()
+    }
+
+    /// Returns whether a rule by storage pools may pin an inode, and its storage pool is not known. Then the pool is asked
+    /// for it in the background.
+    pub(crate) fn wants_storage_pool(&self, node: &Node) -> bool {
+        if !self.policy().may_read_by_storage_pool(Read::Pin) {
+            return false;
+        }
+        let Some(subject) = self.layout_subject(node) else { return false };
+        match self.known_layout(&subject) {
+            Some(KnownLayout { answer: LayoutAnswer::Told(_), .. }) => return false,
+            Some(refused) if refused.is_fresh() => return true,
+            _ => {}
+        }
+        let mut wanted = self.layouts.wanted.lock();
+        if wanted.len() < WANTED {
+            wanted.insert(node.ino);
+            self.layouts.is_wanted.notify_one();
+        }
+        true
+    }
+
+    /// Waits a moment for the storage pools that eviction has to know. Returns whether there were answers since there were
+    /// `learned` of them.
+    pub(crate) async fn learns_wanted_layouts(&self, learned: u64) -> bool {
+        if !self.policy().may_read_by_storage_pool(Read::Pin) {
+            return false;
+        }
+        let _ = timeout(CONFIRM_WITHIN, self.learn_wanted_layouts()).await;
+        self.layouts.learned() != learned
+    }
+
+    async fn learn_wanted_layouts(&self) {
+        let _asking = self.layouts.asking.lock().await;
+        let wanted = std::mem::take(&mut *self.layouts.wanted.lock());
+        let wanted: Vec<Ino> = wanted.into_iter().collect();
+        for some in wanted.chunks(ASKED_AT_ONCE) {
+            let asked = some.iter().map(|ino| async move {
+                let Ok(node) = self.node(*ino) else { return false };
+                let is_told = self.ask_layout(&node).await.is_ok();
+                drop(node);
+                self.table.drop_idle(*ino);
+                is_told
+            });
+            let told = join_all(asked).await.into_iter().filter(|is_told| *is_told).count();
+            self.layouts.learned.fetch_add(told as u64, Ordering::Release);
+        }
     }
 
     /// Returns the storage pools of many inodes, by the names that users know.
@@ -126,14 +271,15 @@ impl Inner {
         layout.storage_pool.as_deref().map(|pool| self.policy().storage_pool_name(pool).to_owned())
     }
 
-    fn known_layout(&self, subject: &Subject) -> Option<Option<Arc<Layout>>> {
+    /// Returns what the pool told last of an object, however long ago.
+    fn known_layout(&self, subject: &Subject) -> Option<KnownLayout> {
         let mut known = self.layouts.known.lock();
         let known = known.get(&subject.ino)?;
         let same = match (&known.object, &subject.object) {
             (Some(then), Some(now)) => then.same_object(now),
             (then, now) => then.is_none() && now.is_none(),
         };
-        (same && known.asked.elapsed() < HOLDS_FOR).then(|| known.layout.clone())
+        same.then(|| known.clone())
     }
 
     /// Returns the inode if the pool has it, or else the nearest directory above it that the pool has: new files go

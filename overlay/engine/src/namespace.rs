@@ -28,6 +28,8 @@ pub use order::{DirOrder, Placed};
 
 /// The longest name that Linux accepts, in bytes.
 const NAME_MAX: usize = 255;
+/// The longest target of a symlink, in bytes: `PATH_MAX` without its NUL.
+const TARGET_MAX: usize = libc::PATH_MAX as usize - 1;
 
 /// What is known of all names.
 pub(crate) struct Namespace {
@@ -72,6 +74,9 @@ impl Overlay {
     }
 
     /// Returns the target of a symlink.
+    ///
+    /// # Errors
+    /// `Corrupt` if what the pool has cannot be a target.
     pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let inner = &self.inner;
         let node = inner.node(ino)?;
@@ -88,6 +93,10 @@ impl Overlay {
                 }
             }
             let target = inner.ask_of(ino, |path| async move { inner.pool.readlink(&path).await }).await?;
+            if !(1..=TARGET_MAX).contains(&target.len()) || target.contains(&0) {
+                let what = format!("{}: {} bytes that are no symlink's target", inner.display(ino), target.len());
+                return Err(Error::new(ErrorKind::Corrupt, Side::Pool, what));
+            }
             {
                 let mut txn = Txn::begin(inner);
                 let (asked, version) = &known;

@@ -334,7 +334,9 @@ impl Overlay {
     async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<FlushPlan> {
         let mut intents = Vec::new();
         for root in roots {
-            intents.extend(self.inner.differences_below(*root).await?);
+            let differences = self.inner.differences_below(*root).await?;
+            self.inner.learn_storage_pools_of(&differences).await;
+            intents.extend(differences);
         }
         if self.inner.policy().may_write(Write::Local) {
             let inner = self.inner.clone();

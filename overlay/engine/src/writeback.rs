@@ -40,10 +40,12 @@ use forebay_backends::{Error, ErrorKind, FileKind, Result};
 use forebay_catalog::Intent;
 use forebay_policy::Write;
 use futures::StreamExt;
+use futures::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub(crate) use self::state::Flusher;
+use super::layout::ASKED_AT_ONCE;
 use super::{Inner, Ino};
 pub(crate) use upload::{next_data, written_meanwhile};
 
@@ -96,14 +98,49 @@ fn by_level<L: Ord>(intents: Vec<Intent>, level: impl Fn(Ino) -> L) -> Vec<Vec<I
 }
 
 impl Inner {
-    /// Flushes one file with everything that it depends on: `close` under `flush = "on-close"` waits for it.
+    /// Flushes one file with everything that it depends on, unless it is local: `close` under `flush = "on-close"` waits for
+    /// it.
     pub async fn flush_inode_now(self: &Arc<Self>, ino: Ino) -> Result<()> {
+        if !self.may_be_sent(ino).await? {
+            return Ok(());
+        }
         let links = self.node(ino)?.state.lock().record.links.clone();
         for (parent, name) in links {
             self.reconcile_name(parent, &name).await?;
         }
         self.flush_inode(ino).await?;
         self.sync_flushed().await
+    }
+
+    /// Asks for the storage pools of what is to be flushed, if rules name any.
+    pub async fn learn_storage_pools_of(&self, intents: &[Intent]) {
+        if !self.policy().needed().storage_pool || !self.pool.capabilities().layouts {
+            return;
+        }
+        for some in intents.chunks(ASKED_AT_ONCE) {
+            let asked = some.iter().map(|intent| async move {
+                if let Some(node) = self.subject_of(intent).and_then(|ino| self.node(ino).ok()) {
+                    self.learn_storage_pool(&node).await;
+                }
+            });
+            join_all(asked).await;
+        }
+    }
+
+    /// Returns whether an inode may be sent to the pool: not if it is local. If a rule by storage pools may say that, the
+    /// storage pool has to be known.
+    ///
+    /// # Errors
+    /// Those of [`Self::ask_layout`].
+    async fn may_be_sent(&self, ino: Ino) -> Result<bool> {
+        if !self.policy().may_write_by_storage_pool(Write::Local) {
+            return Ok(true);
+        }
+        let Ok(node) = self.node(ino) else { return Ok(true) };
+        if !node.state.lock().record.in_pool() {
+            self.ask_layout(&node).await?;
+        }
+        Ok(!self.is_local(&node))
     }
 
     /// Syncs the catalog, so that no flushed file is dirty again after a power cut: its content file may be older than
@@ -266,9 +303,15 @@ impl Inner {
             Some(ino) => self.turn_of_upload(ino, bytes).await,
             None => None,
         };
-        let result = match &intent {
-            Intent::Inode(ino) => self.flush_inode(*ino).await,
-            Intent::Name(parent, name) => self.reconcile_name(*parent, name).await,
+        let may_be_sent = match subject {
+            Some(ino) => self.may_be_sent(ino).await,
+            None => Ok(true),
+        };
+        let result = match (may_be_sent, &intent) {
+            (Ok(false), _) => return None,
+            (Err(error), _) => Err(error),
+            (Ok(true), Intent::Inode(ino)) => self.flush_inode(*ino).await,
+            (Ok(true), Intent::Name(parent, name)) => self.reconcile_name(*parent, name).await,
         };
         let node = subject.and_then(|ino| self.table.peek(ino));
         match result {

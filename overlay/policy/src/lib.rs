@@ -250,6 +250,21 @@ impl Policy {
         self.needed
     }
 
+    /// Returns whether a file may have this setting to write because of its storage pool.
+    pub fn may_write_by_storage_pool(&self, write: Write) -> bool {
+        self.sets_by_storage_pool(&PathSetting::Write(write))
+    }
+
+    /// Returns whether a file may have this setting to read because of its storage pool.
+    pub fn may_read_by_storage_pool(&self, read: Read) -> bool {
+        self.sets_by_storage_pool(&PathSetting::Read(read))
+    }
+
+    fn sets_by_storage_pool(&self, wanted: &PathSetting) -> bool {
+        let rules = self.rules.iter().filter(|rule| rule.conditions.needed().storage_pool);
+        rules.flat_map(|rule| &rule.settings).any(|(setting, _)| setting == wanted)
+    }
+
     /// Returns whether any file may have this setting to write.
     pub fn may_write(&self, write: Write) -> bool {
         let mut settings = self.rules.iter().flat_map(|rule| &rule.settings);

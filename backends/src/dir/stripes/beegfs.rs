@@ -62,9 +62,14 @@ pub(super) fn entry_info_argument(name: &[u8]) -> Option<Box<[u8; ENTRY_INFO_BYT
     Some(argument)
 }
 
+/// Whether the metadata server did not tell the layout.
+pub(super) fn is_refusal(answer: &[u8]) -> bool {
+    u32_at(answer, at::RESULT).is_some_and(|result| result != 0)
+}
+
 /// The answer of [`GET_ENTRY_INFO_V2`].
 pub(super) fn entry_info(answer: &[u8]) -> Option<Layout> {
-    if u32_at(answer, at::RESULT)? != 0 || *answer.get(at::ENTRY_ID)? == 0 {
+    if is_refusal(answer) || *answer.get(at::ENTRY_ID)? == 0 {
         return None;
     }
     let targets = match u16_at(answer, at::TARGETS)? {

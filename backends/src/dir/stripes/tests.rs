@@ -30,9 +30,11 @@ struct Answers {
     fs_type: &'static str,
     /// For `GET_STRIPEINFO`.
     stripe_info: Option<[u8; 12]>,
-    /// For `GETENTRYINFO_V2`: offsets and bytes of the answer; the rest is zeros. `Err`: the client's errno.
+    /// For `GETENTRYINFO_V2`: offsets and bytes of the answer; the rest is zeros. `None`: the client does not know the call.
     entry_info: Option<Vec<(usize, Vec<u8>)>>,
     xattr: Option<Vec<u8>>,
+    /// For `GETENTRYINFO_V2` and the attribute, in place of the answer.
+    fails: Option<Errno>,
 }
 
 struct StandIn {
@@ -72,6 +74,7 @@ impl SystemCalls for StandIn {
             1944 => {
                 let name = argument.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
                 self.asked.names.lock().push(name);
+                self.answers.fails.map_or(Ok(()), Err)?;
                 for (at, bytes) in self.answers.entry_info.as_ref().ok_or(Errno::NOTTY)? {
                     argument[*at..at + bytes.len()].copy_from_slice(bytes);
                 }
@@ -83,6 +86,7 @@ impl SystemCalls for StandIn {
 
     fn xattr(&self, _: BorrowedFd<'_>, name: &CStr, value: &mut [u8]) -> rustix::io::Result<usize> {
         assert_eq!(name, c"lustre.lov");
+        self.answers.fails.map_or(Ok(()), Err)?;
         let answer = self.answers.xattr.as_ref().ok_or(Errno::NODATA)?;
         value.get_mut(..answer.len()).ok_or(Errno::RANGE)?.copy_from_slice(answer);
         Ok(answer.len())
@@ -191,7 +195,6 @@ async fn answers_that_cannot_be_are_not_believed() {
         Answers { stripe_info: Some(answer), ..beegfs() }
     };
     for (what, answers) in [
-        ("a result that is no success", entry(1940, &[5, 0, 0, 0])),
         ("an entry without identity", entry(287, &[0])),
         ("no pattern", entry(324, &[0, 0, 0, 0])),
         ("chunks of no bytes", entry(328, &[0, 0, 0, 0])),
@@ -208,6 +211,23 @@ async fn answers_that_cannot_be_are_not_believed() {
     for number in [[0, 0, 0, 0], [0, 0, 1, 0], [255; 4]] {
         let unknown = layout(&pool(entry(332, &number)).pool, "d/f").await;
         assert_eq!(unknown, striped(1 << 20, 2, None), "storage pool {number:?}");
+    }
+}
+
+/// A storage pool that is not known is another thing than none.
+#[tokio::test]
+async fn a_call_that_fails_does_not_count_as_no_layout() {
+    let fails = Some(Errno::IO);
+    for (what, answers) in [
+        ("an error of the client", Answers { entry_info: Some(entry_of_file()), fails, ..beegfs() }),
+        ("one of the server", Answers { entry_info: with(entry_of_file(), 1940, &[5, 0, 0, 0]), ..beegfs() }),
+        ("an error of Lustre", Answers { fails, ..lustre(plain(V3)) }),
+    ] {
+        let Fixture { pool, root: _root, .. } = pool(answers);
+        for path in ["d/f", "d"] {
+            let error = pool.layout(&PoolPath::parse(path).unwrap()).await.unwrap_err();
+            assert!(error.is(ErrorKind::Os(libc::EIO)), "{what}: {path}: {error}");
+        }
     }
 }
 

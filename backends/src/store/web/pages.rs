@@ -60,7 +60,7 @@ pub(super) fn names(
     };
     let whole = body.map_err(|refusal| io::Error::other(refusal.message)).take_until(Box::pin(given_up));
     let (reader, piece) = Bounded::new(SyncIoBridge::new(StreamReader::new(whole)));
-    tokio::task::spawn_blocking(move || {
+    let parser = tokio::task::spawn_blocking(move || {
         let mut found = Names { base, page: Vec::new(), seen: HashSet::new(), pages: pages.clone() };
         let read = match format {
             Format::MultiStatus => multi_status(reader, &piece, |href, collection| found.take(href, Some(collection))),
@@ -70,7 +70,13 @@ pub(super) fn names(
         // The reader of the listing may be gone.
         let _ = pages.blocking_send(last);
     });
-    stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) })
+    stream::unfold((waiting, Some(parser)), |(mut waiting, parser)| async move {
+        match waiting.recv().await {
+            Some(page) => Some((page, (waiting, parser))),
+            // A parser that panicked has not sent all names.
+            None => Some((Err(garbled(parser?.await.err()?)), (waiting, None))),
+        }
+    })
 }
 
 /// Whether the answer to PROPFIND of one path says that it is a directory.
@@ -269,4 +275,21 @@ fn html(reader: impl Read, piece: &AtomicU64, found: &mut Names) -> Result<(), S
         return Err(StoreRefusal::local(ErrorKind::Unsupported, NO_NAMES.to_owned()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_listing_whose_parser_panics_is_an_error_and_not_an_end() {
+        let mut pieces = vec!["<html><title>Index of /</title><a href=\"f\">f</a>"].into_iter();
+        let body = stream::poll_fn(move |_| match pieces.next() {
+            Some(piece) => std::task::Poll::Ready(Some(Ok(bytes::Bytes::from_static(piece.as_bytes())))),
+            None => panic!("as a parser would"),
+        });
+        let base = Url::parse("http://localhost/").unwrap();
+        let read: Result<Vec<_>, _> = names(body.boxed(), Format::Html, base).try_collect().await;
+        assert!(read.unwrap_err().is(ErrorKind::Corrupt));
+    }
 }

@@ -263,7 +263,7 @@ impl Inner {
 
     /// Returns the names that the pool had in a directory, if its listings may omit names.
     fn names_that_may_be_omitted(&self, dir: Ino) -> Result<Option<OmittedNames>> {
-        if self.pool.capabilities().listings.show_all() {
+        if !self.pool.capabilities().listings.may_omit_known() {
             return Ok(None);
         }
         let mut names = OmittedNames::new();
@@ -276,7 +276,8 @@ impl Inner {
         Ok(Some(names))
     }
 
-    /// Asks the pool for names that its listing did not show, and adds those that are there. Returns the others.
+    /// Asks the pool for names that its listing did not show, and adds those that are there. Returns those that are not. A
+    /// name that the pool refuses to tell of stays as it is.
     async fn ask_for_omitted(
         &self,
         dir: &PoolPath,
@@ -293,7 +294,8 @@ impl Inner {
             match stat {
                 Ok(stat) => entries.add(&name, &stat)?,
                 Err(e) if e.is(ErrorKind::NotFound) => _ = absent.insert(name),
-                Err(e) => return Err(e),
+                Err(e) if e.tells_nothing() => return Err(e),
+                Err(error) => tracing::debug!(%dir, name = %name.escape_ascii(), %error, "it keeps its name"),
             }
         }
         Ok(absent)

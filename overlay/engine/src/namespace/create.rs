@@ -8,7 +8,7 @@ use forebay_catalog::{ContentRecord, DirtyAttrs, FileState, InodeRecord, Listing
 use forebay_system::clock::{stamp_now, unix_now};
 
 use super::super::{CachedPages, Caller, Entry, Inner, Ino, Opened, Overlay, Txn, is_writable};
-use super::exists;
+use super::{TARGET_MAX, exists};
 use crate::acl::{self, Acl};
 use crate::handles::{Writing, is_given_up};
 use crate::quotas::FileOwner;
@@ -64,7 +64,7 @@ impl Overlay {
         if target.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, "an empty symlink target"));
         }
-        if target.len() >= libc::PATH_MAX as usize {
+        if target.len() > TARGET_MAX {
             return Err(Error::new(
                 ErrorKind::NameTooLong,
                 Side::Application,

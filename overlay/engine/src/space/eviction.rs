@@ -85,6 +85,19 @@ impl Inner {
     /// # Errors
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        for _ in 1..EVICTIONS {
+            let learned = self.layouts.learned();
+            match self.reserve_now(bytes).await {
+                // Content whose storage pool is known by now may be evicted.
+                Err(error) if error.is(ErrorKind::NoSpace) && self.learns_wanted_layouts(learned).await => {}
+                reserved => return reserved,
+            }
+        }
+        self.reserve_now(bytes).await
+    }
+
+    /// The same, with what is known of the storage pools of content.
+    async fn reserve_now(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
         self.advisor().fast_pool_grew();
         if let Some(reservation) = self.store.budget.reserve(bytes)
             && (bytes == 0 || self.store.free_bytes() >= bytes)
