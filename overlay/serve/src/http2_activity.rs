@@ -274,7 +274,7 @@ mod tests {
         response.given(1);
         activity.sent(1);
         assert_eq!(left(&activity), Some(60), "the connection may have the rest of it");
-        let mut next = std::pin::pin!(budget.room(1));
+        let mut next = std::pin::pin!(budget.room(1 << 30));
         assert!(next.as_mut().now_or_never().is_none());
         response.waits();
         let moved = activity.0.state.lock().moved;
