@@ -10,6 +10,7 @@ use forebay_tests::cache_node::Node;
 use forebay_tests::http;
 use forebay_tests::mount::{Place, content};
 use forebay_tests::process;
+use forebay_tests::servers::origin::slow_origin;
 
 /// More than a node lets a client wait.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -292,4 +293,88 @@ fn http2_clients_that_take_nothing_cost_little_memory() {
         assert!(got >= 8 * MIB - 1, "{got}");
     }
     assert_eq!(http::get(node.address, "/healthz", "").unwrap().status, 200);
+}
+
+/// What a client may send: on the connection, and on each stream.
+struct SendWindows {
+    connection: usize,
+    /// The first window of a stream.
+    initial: usize,
+    /// Bytes that were sent, and by which the window has grown, for each stream.
+    streams: Vec<(usize, usize)>,
+}
+
+impl SendWindows {
+    /// Takes a frame of the node: settings, or an update of a window.
+    fn take(&mut self, kind: u8, stream: u32, payload: &[u8]) {
+        let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap()) as usize;
+        match (kind, stream) {
+            (4, _) => {
+                let initial = payload.chunks(6).find(|setting| setting[..2] == [0, 4]);
+                self.initial = initial.map_or(self.initial, |setting| number(&setting[2..]));
+            }
+            (8, 0) => self.connection += number(payload),
+            (8, _) => self.streams[stream as usize / 2].1 += number(payload),
+            _ => {}
+        }
+    }
+
+    /// Returns how much of a body may be sent now, at most a frame.
+    fn next(&self, at: usize, body: usize) -> usize {
+        let (sent, grown) = self.streams[at];
+        (self.initial + grown).saturating_sub(sent).min(self.connection).min(body - sent).min(16 << 10)
+    }
+}
+
+#[test]
+fn uploads_of_one_http2_connection_that_wait_for_a_turn_do_not_stop_the_others() {
+    // More than the turns of a client; together more than all windows.
+    const UPLOADS: usize = 24;
+    const BODY: usize = 512 << 10;
+    let url = slow_origin(Duration::ZERO, |_| "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".to_owned());
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes"]);
+    let mut client = Http2Client::connect(node.address, 65_535);
+    for at in 0..UPLOADS {
+        // RFC 7541: POST and http from the static table, then a path and an authority as they are.
+        let head = [0x83, 0x86, 0x04, 2, b'/', b'f', 0x01, 1, b'x'];
+        client.send(1, 0x4, 2 * at as u32 + 1, &head).unwrap();
+    }
+    let mut windows = SendWindows { connection: 65_535, initial: 65_535, streams: vec![(0, 0); UPLOADS] };
+    let mut statuses = Vec::new();
+    while statuses.len() < UPLOADS {
+        // A frame of each in turn, as far as the windows allow.
+        loop {
+            let mut is_sent = false;
+            for at in 0..UPLOADS {
+                let bytes = windows.next(at, BODY);
+                if bytes > 0 {
+                    windows.connection -= bytes;
+                    windows.streams[at].0 += bytes;
+                    let ends = u8::from(windows.streams[at].0 == BODY);
+                    client.send(0, ends, 2 * at as u32 + 1, &vec![7; bytes]).unwrap();
+                    is_sent = true;
+                }
+            }
+            if !is_sent {
+                break;
+            }
+        }
+        let mut acknowledged = None;
+        client.read_until(|kind, flags, stream, payload| {
+            match kind {
+                1 => statuses.push(payload[0]),
+                3 | 7 => panic!("stream {stream} ends: {payload:?}"),
+                4 | 6 if flags & 1 == 0 => acknowledged = Some((kind, payload.to_vec())),
+                _ => {}
+            }
+            windows.take(kind, stream, payload);
+            true
+        });
+        if let Some((kind, payload)) = acknowledged {
+            client.send(kind, 1, 0, if kind == 6 { &payload } else { &[] }).unwrap();
+        }
+    }
+    // 204 in the static table.
+    assert_eq!(statuses, [0x89; UPLOADS]);
 }

@@ -45,6 +45,9 @@ static CONTENT_TURNS: LazyLock<Arc<ContentTurns>> = LazyLock::new(ContentTurns::
 const CLIENT_PREFIX_V6: u32 = 64;
 /// Requests of one HTTP/2 connection at the same time.
 const STREAMS: u32 = 100;
+/// What a client may send of the content of one HTTP/2 request before it is read, in bytes. Requests that wait for a turn leave
+/// theirs unread. The window of the connection has room for all of them, so that they do not stop a request that has a turn.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 
 /// What answers requests.
 #[async_trait]
@@ -284,6 +287,8 @@ async fn exchange(
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(STREAMS * STREAM_WINDOW_BYTES)
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .keep_alive_interval(limits.head)
         .keep_alive_timeout(limits.head);

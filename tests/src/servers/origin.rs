@@ -1,7 +1,7 @@
 //! Web servers as the origins of a reverse proxy: nginx, and the server of http-cache-tests.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -142,10 +142,15 @@ pub fn slow_origin(pause: Duration, answer: impl Fn(&str) -> String + Send + Syn
         for stream in socket.incoming().map_while(Result::ok) {
             let answer = answer.clone();
             thread::spawn(move || {
-                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-                let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let lines = (&mut reader).lines().map_while(Result::ok);
+                let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+                let head = head.join("\n").to_ascii_lowercase();
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+                // A socket that is closed with content in it takes the answer back.
+                let _ = io::copy(&mut reader.take(length.unwrap_or(0)), &mut io::sink());
                 thread::sleep(pause);
-                let _ = (&stream).write_all(answer(&head.join("\n").to_ascii_lowercase()).as_bytes());
+                let _ = (&stream).write_all(answer(&head).as_bytes());
             });
         }
     });
