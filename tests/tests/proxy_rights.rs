@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use forebay_tests::cache_node::Node;
@@ -131,4 +132,33 @@ fn content_of_a_client_without_a_token_is_not_waited_for() {
     }
     let token = ["-H", "Authorization: Bearer 0123456789abcdef"];
     assert_eq!(node.get("/f", &["-X", "PUT", "-d", "content", token[0], token[1]]).status, 204);
+}
+
+#[test]
+fn small_changes_of_one_client_do_not_wait_for_each_other() {
+    // More than a client may have with much content.
+    const CHANGES: usize = 20;
+    let come = Arc::new(Mutex::new(0));
+    let counted = come.clone();
+    let url = slow_origin(Duration::ZERO, move |_| {
+        *counted.lock().unwrap() += 1;
+        wait_until("all changes are at the origin", || *counted.lock().unwrap() == CHANGES);
+        "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".to_owned()
+    });
+    let place = Place::new();
+    let node = Node::start(&url, &place.fast(), &["--reverse-proxy", "--forward-changes"]);
+    let address = node.address;
+    let change = move |at: usize| {
+        let content = match at % 2 {
+            0 => "Content-Length: 7\r\n\r\ncontent",
+            _ => "Transfer-Encoding: chunked\r\n\r\n3\r\ncon\r\n4\r\ntent\r\n0\r\n\r\n",
+        };
+        let request = format!("POST /{at} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{content}");
+        http::exchange(address, &request).unwrap().status
+    };
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let clients: Vec<_> = (0..CHANGES).map(|at| scope.spawn(move || change(at))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    assert_eq!(statuses, [204; CHANGES]);
 }

@@ -39,6 +39,8 @@ use super::transport::{Patient, Plain, Windows};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Content of a request that is read before the request is refused, in bytes.
 const CONTENT_BYTES: usize = 64 << 10;
+/// Content of a request for which it needs no turn, in bytes: many small requests may wait for a slow origin.
+const SMALL_CONTENT_BYTES: usize = 16 << 10;
 /// Of all listeners of this process.
 static CONTENT_TURNS: LazyLock<Arc<ContentTurns>> = LazyLock::new(ContentTurns::new);
 /// Network prefix that stands for one IPv6 client: one user has that many addresses.
@@ -346,8 +348,8 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// Reads the content of a request, at most so many bytes. What is returned has a turn of the client, as long as it is in
-/// memory.
+/// Reads the content of a request, at most so many bytes. If it is more than a little, what is returned has a turn of the
+/// client, as long as it is in memory.
 async fn read_content(head: &Parts, mut content: Incoming, most: usize, client: IpAddr) -> RequestContent {
     if head.version != Version::HTTP_2 {
         let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
@@ -360,8 +362,8 @@ async fn read_content(head: &Parts, mut content: Incoming, most: usize, client: 
     }
     let (mut bytes, mut turn) = (BytesMut::new(), None);
     loop {
-        // The first piece needs none: a client that sends nothing keeps no other one waiting.
-        if most > 0 && turn.is_none() && !bytes.is_empty() {
+        // A client that sends next to nothing keeps no other one waiting.
+        if most > 0 && turn.is_none() && bytes.len() > SMALL_CONTENT_BYTES {
             turn = Some(CONTENT_TURNS.turn(client).await);
         }
         match content.frame().await {
