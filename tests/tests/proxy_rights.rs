@@ -69,6 +69,8 @@ fn a_confirmation_for_one_client_does_not_count_for_the_others() {
     let got = node.get("/f", &["-u", "user:password"]);
     assert_eq!((got.status, &got.body[..]), (200, &b"page"[..]), "{}", got.head);
     assert_eq!(kept(), 504);
+    let stale = node.get("/f", &["-H", "Cache-Control: only-if-cached, max-stale=600"]);
+    assert_eq!((stale.status, &stale.body[..]), (200, &b"page"[..]), "it stays kept: {}", stale.head);
     let got = node.get("/f", &[]);
     assert_eq!(got.status, 401, "{}", got.head);
 }

@@ -143,6 +143,8 @@ impl Flight {
             ask_to_confirm(&mut headers, &stored.head.headers);
         }
         let mut answer = ask(&origin, &question.target, headers.clone()).await;
+        // For a client with `Authorization`, the origin has confirmed what is kept. Nothing follows for the other clients.
+        let mut is_confirmed_for_one = false;
         if let (Some(stored), Ok(response)) = (&question.stored, &answer)
             && response.head.status == StatusCode::NOT_MODIFIED
         {
@@ -158,6 +160,8 @@ impl Flight {
                 }
                 // It confirms something else, or for this client alone. Ask for all of it.
                 None => {
+                    is_confirmed_for_one =
+                        authorized && stored.head.confirmed(&response.head, response.asked, false).is_some();
                     without_conditions(&mut headers);
                     answer = ask(&origin, &question.target, headers).await;
                 }
@@ -175,7 +179,7 @@ impl Flight {
         };
         let Some(coming) = self.begin(&store, &question, &response, also_at).await else {
             // What was kept has been replaced at the origin, if only by an answer that there is nothing.
-            if let Some(stored) = question.stored.as_ref().filter(|_| !failed) {
+            if let Some(stored) = question.stored.as_ref().filter(|_| !failed && !is_confirmed_for_one) {
                 store.remove(&stored.place).await;
             }
             // The client may have gone.
