@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_tests::cache_node::Node;
 use forebay_tests::http;
@@ -134,6 +134,29 @@ fn content_of_a_client_without_a_token_is_not_waited_for() {
     }
     let token = ["-H", "Authorization: Bearer 0123456789abcdef"];
     assert_eq!(node.get("/f", &["-X", "PUT", "-d", "content", token[0], token[1]]).status, 204);
+}
+
+#[test]
+fn guesses_of_a_token_are_limited_also_by_requests_with_content() {
+    let url = slow_origin(Duration::ZERO, |head| panic!("{head}"));
+    let place = Place::new();
+    let access = place.at("access.toml");
+    fs::write(&access, "[[token]]\nname = \"a\"\nsecret = \"0123456789abcdef\"\nadmin = true\n").unwrap();
+    fs::set_permissions(&access, Permissions::from_mode(0o600)).unwrap();
+    let words = ["--reverse-proxy", "--forward-changes", "--rate", "1", "--access", access.to_str().unwrap()];
+    let node = Node::start(&url, &place.fast(), &words);
+    let begun = Instant::now();
+    let mut told = 0;
+    for at in 0..50 {
+        let request = format!(
+            "PUT /f HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a-wrong-secret-{at}\r\nContent-Length: 8000000\r\n\r\nbegin"
+        );
+        let got = http::exchange(node.address, &request).unwrap();
+        assert!(matches!(got.status, 401 | 429) && got.head.contains("connection: close"), "{}", got.head);
+        told += u64::from(got.status == 401);
+    }
+    // One in a second, with a burst of two seconds.
+    assert!(told > 0 && told <= 3 + begun.elapsed().as_secs(), "{told}");
 }
 
 #[test]

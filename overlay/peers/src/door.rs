@@ -141,7 +141,7 @@ impl PeerDoor {
 
 #[async_trait]
 impl Door for PeerDoor {
-    fn content_max(&self, head: &Parts) -> usize {
+    fn content_max(&self, head: &mut Parts, _: &HttpClient) -> usize {
         let most = match head.uri.path() {
             ANNOUNCE_PATH => wire::ANNOUNCED_BYTES,
             STAGE_PATH => wire::STAGE_BYTES,

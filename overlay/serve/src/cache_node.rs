@@ -68,6 +68,16 @@ struct AdmittedRequest {
     left: Option<Duration>,
 }
 
+/// A request that counts for how often its client asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CountedRequest {
+    Within,
+    /// `wait`: until the client may ask again.
+    TooMany {
+        wait: Duration,
+    },
+}
+
 enum NodeContent {
     Pool(PoolContent),
     Origin(ReverseProxy),
@@ -156,13 +166,10 @@ impl CacheNode {
             "*" if request.method() == Method::OPTIONS => return options(),
             _ => {}
         }
-        if let Some(rates) = &self.rates
-            && let Err(until) = rates.check_key(&client.counted_address())
-        {
-            let wait = until.wait_time_from(governor::clock::Clock::now(&governor::clock::DefaultClock::default()));
-            let mut response = reply::text(StatusCode::TOO_MANY_REQUESTS, "too many requests");
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
-            return response;
+        // A request that may have content was counted before that was read.
+        let rate = request.extensions().get().copied().unwrap_or_else(|| self.count(client));
+        if let CountedRequest::TooMany { wait } = rate {
+            return too_many(wait);
         }
         if let Some(command) = path.strip_prefix(MANAGEMENT) {
             return self.manage(command, request, client, user).await;
@@ -191,20 +198,33 @@ impl CacheNode {
         }
     }
 
+    /// Counts a request of a client.
+    fn count(&self, client: &HttpClient) -> CountedRequest {
+        match self.rates.as_ref().map(|rates| rates.check_key(&client.counted_address())) {
+            Some(Err(until)) => {
+                let now = governor::clock::Clock::now(&governor::clock::DefaultClock::default());
+                CountedRequest::TooMany { wait: until.wait_time_from(now) }
+            }
+            _ => CountedRequest::Within,
+        }
+    }
+
     /// Returns the last response of a connection whose request has content that is not taken. If the client may not have the
-    /// request answered, the response says why.
+    /// request answered, the response says why. One that asks too often is not told whether its token is right.
     fn refuse_content(&self, refused: Response<ReplyBody>, request: &Request<RequestContent>) -> Response<ReplyBody> {
         if !self.forwards(request.method()) || is_of_node(request.uri().path()) {
             return refused;
         }
-        match self.admit(&self.access.load(), request.method(), request.uri(), request.headers()) {
-            Ok(_) => refused,
-            Err(mut response) => {
-                let ends = refused.headers().get(header::CONNECTION).cloned();
-                response.headers_mut().extend(ends.map(|ends| (header::CONNECTION, ends)));
-                *response
-            }
-        }
+        let mut response = match request.extensions().get() {
+            Some(CountedRequest::TooMany { wait }) => too_many(*wait),
+            _ => match self.admit(&self.access.load(), request.method(), request.uri(), request.headers()) {
+                Ok(_) => return refused,
+                Err(response) => *response,
+            },
+        };
+        let ends = refused.headers().get(header::CONNECTION).cloned();
+        response.headers_mut().extend(ends.map(|ends| (header::CONNECTION, ends)));
+        response
     }
 
     /// Answers from the content. `open`: every client may read it.
@@ -288,6 +308,13 @@ fn is_of_node(path: &str) -> bool {
     matches!(path, HEALTH | READINESS | "*") || path.starts_with(MANAGEMENT)
 }
 
+/// `wait`: until the client may ask again.
+fn too_many(wait: Duration) -> Response<ReplyBody> {
+    let mut response = reply::text(StatusCode::TOO_MANY_REQUESTS, "too many requests");
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
+    response
+}
+
 fn options() -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -308,9 +335,15 @@ fn unallowed(verdict: &Verdict) -> Response<ReplyBody> {
 
 #[async_trait]
 impl Door for CacheNode {
-    fn content_max(&self, head: &Parts) -> usize {
-        let is_forwarded = self.forwards(&head.method) && !is_of_node(head.uri.path());
-        match is_forwarded && self.admit(&self.access.load(), &head.method, &head.uri, &head.headers).is_ok() {
+    fn content_max(&self, head: &mut Parts, client: &HttpClient) -> usize {
+        if !self.forwards(&head.method) || is_of_node(head.uri.path()) {
+            return 0;
+        }
+        // Whether content is read tells a client whether its token is right.
+        let rate = self.count(client);
+        head.extensions.insert(rate);
+        let is_within = rate == CountedRequest::Within;
+        match is_within && self.admit(&self.access.load(), &head.method, &head.uri, &head.headers).is_ok() {
             true => FORWARDED_BYTES,
             false => 0,
         }

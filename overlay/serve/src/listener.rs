@@ -57,8 +57,8 @@ pub trait Door: Send + Sync + 'static {
     async fn answer(&self, request: Request<RequestContent>, client: HttpClient) -> Response<ReplyBody>;
 
     /// The most bytes of content that a request with this head may have. More than none only for a client that may have its
-    /// request answered: content waits in memory.
-    fn content_max(&self, _head: &Parts) -> usize {
+    /// request answered: content waits in memory. What is learned about the request may go into the extensions of its head.
+    fn content_max(&self, _head: &mut Parts, _client: &HttpClient) -> usize {
         0
     }
 }
@@ -308,8 +308,8 @@ async fn exchange(
             client.budget = open.budget();
         }
         async move {
-            let (head, content) = request.into_parts();
-            let most = door.content_max(&head);
+            let (mut head, content) = request.into_parts();
+            let most = door.content_max(&mut head, &client);
             let reading = read_content(&head, content, most, client.counted_address());
             let content = tokio::time::timeout(within, reading).await.unwrap_or(RequestContent::Late);
             let request = Request::from_parts(head, content);
