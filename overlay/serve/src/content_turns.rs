@@ -1,6 +1,7 @@
 //! Turns to have the content of a request in memory: its bytes are bounded, and no client can have all turns.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,7 +18,13 @@ const CLIENT_TURNS: usize = 8;
 pub struct ContentTurns {
     all: Arc<Semaphore>,
     /// Of the clients that have a turn or wait for one.
-    clients: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
+    clients: Mutex<HashMap<IpAddr, CountedClient>>,
+}
+
+struct CountedClient {
+    semaphore: Arc<Semaphore>,
+    /// Its requests that have a turn or wait for one.
+    requests: usize,
 }
 
 /// The turn of one request. It ends when this is dropped.
@@ -72,17 +79,20 @@ impl ContentTurn {
 impl ClientTurns {
     fn of(turns: &Arc<ContentTurns>, client: IpAddr) -> Self {
         let mut clients = turns.clients.lock();
-        let semaphore = clients.entry(client).or_insert_with(|| Arc::new(Semaphore::new(CLIENT_TURNS))).clone();
-        Self { turns: turns.clone(), client, semaphore }
+        let new = || CountedClient { semaphore: Arc::new(Semaphore::new(CLIENT_TURNS)), requests: 0 };
+        let counted = clients.entry(client).or_insert_with(new);
+        counted.requests += 1;
+        Self { turns: turns.clone(), client, semaphore: counted.semaphore.clone() }
     }
 }
 
 impl Drop for ClientTurns {
     fn drop(&mut self) {
-        let mut clients = self.turns.clients.lock();
-        // That of the list and this one: the client has no other request.
-        if Arc::strong_count(&self.semaphore) == 2 {
-            clients.remove(&self.client);
+        if let Entry::Occupied(mut counted) = self.turns.clients.lock().entry(self.client) {
+            counted.get_mut().requests -= 1;
+            if counted.get().requests == 0 {
+                counted.remove();
+            }
         }
     }
 }
@@ -104,6 +114,8 @@ mod tests {
         assert!(now(2).is_none(), "all turns are taken");
         // The task of a change may outlive its request.
         let of_task = held[0].clone();
+        // Another request may just end: it has still the semaphore.
+        let _ending = turns.clients.lock()[&client(1)].semaphore.clone();
         held.truncate(1);
         drop(held.pop());
         assert_eq!((&of_task[..], turns.all.available_permits()), (&b"x"[..], CLIENT_TURNS - 1));
