@@ -43,12 +43,16 @@ struct ResponseRoom {
 pub struct PieceRoom {
     bytes: u32,
     permit: Option<OwnedSemaphorePermit>,
+    /// What the responses of the connection share.
+    shared: Option<Arc<Semaphore>>,
 }
 
 /// A piece that takes room until it is dropped.
 struct CountedPiece {
     piece: Bytes,
     _permit: OwnedSemaphorePermit,
+    /// For what it has beyond the room that was waited for.
+    _excess: Option<OwnedSemaphorePermit>,
 }
 
 impl AsRef<[u8]> for CountedPiece {
@@ -73,21 +77,22 @@ impl ResponseBudget {
     /// Waits for room for a piece of at most `wanted` bytes.
     pub async fn room(&self, wanted: u64) -> PieceRoom {
         let most = wanted.min(PIECE_BYTES.into()) as u32;
-        let Some(room) = &self.0 else { return PieceRoom { bytes: most, permit: None } };
+        let Some(room) = &self.0 else { return PieceRoom { bytes: most, permit: None, shared: None } };
+        let piece = |bytes, permit| PieceRoom { bytes, permit, shared: Some(room.shared.clone()) };
         let free = room.shared.available_permits() as u32;
         let bytes = (free / FREE_SHARE).max(SHARED_PIECE_BYTES).min(most);
         if let Ok(permit) = room.shared.clone().try_acquire_many_owned(bytes) {
-            return PieceRoom { bytes, permit: Some(permit) };
+            return piece(bytes, Some(permit));
         }
         let (own, shared) = (most.min(OWN_PIECE_BYTES), most.min(SHARED_PIECE_BYTES));
         if let Ok(permit) = room.own.clone().try_acquire_owned() {
-            return PieceRoom { bytes: own, permit: Some(permit) };
+            return piece(own, Some(permit));
         }
         let _waiting = WaitingPiece::begin(&room.waits);
         // They are never closed.
         tokio::select! {
-            permit = room.own.clone().acquire_owned() => PieceRoom { bytes: own, permit: permit.ok() },
-            permit = room.shared.clone().acquire_many_owned(shared) => PieceRoom { bytes: shared, permit: permit.ok() },
+            permit = room.own.clone().acquire_owned() => piece(own, permit.ok()),
+            permit = room.shared.clone().acquire_many_owned(shared) => piece(shared, permit.ok()),
         }
     }
 
@@ -103,13 +108,16 @@ impl PieceRoom {
         self.bytes
     }
 
-    /// Returns the piece with this room in it. A piece whose length was not known before may have more bytes: then it counts
-    /// for fewer than it has.
+    /// Returns the piece with this room in it. A piece whose length was not known before may have more bytes. They take shared
+    /// room as far as there is some; the rest does not count.
     pub fn hold(self, piece: Bytes) -> Bytes {
-        match self.permit {
-            Some(permit) => Bytes::from_owner(CountedPiece { piece, _permit: permit }),
-            None => piece,
-        }
+        let Some(permit) = self.permit else { return piece };
+        let beyond = piece.len().saturating_sub(self.bytes as usize);
+        let excess = self.shared.filter(|_| beyond > 0).and_then(|shared| {
+            let there = shared.available_permits().min(beyond);
+            shared.try_acquire_many_owned(there as u32).ok()
+        });
+        Bytes::from_owner(CountedPiece { piece, _permit: permit, _excess: excess })
     }
 }
 
@@ -160,6 +168,21 @@ mod tests {
         held.clear();
         assert_eq!(connection.0.available_permits(), SHARED_BYTES as usize);
         assert_eq!(piece(&ResponseBudget::default(), LARGE).unwrap().len(), PIECE_BYTES as usize);
+    }
+
+    #[test]
+    fn a_piece_that_is_longer_than_its_room_takes_what_is_free() {
+        const LONG: usize = 400 << 10;
+        let connection = ConnectionBudget::new();
+        let response = connection.response();
+        let long = |wanted| Some(response.room(wanted).now_or_never()?.hold(vec![7; LONG].into()));
+        let first = long(1000).unwrap();
+        assert_eq!(connection.0.available_permits(), SHARED_BYTES as usize - LONG);
+        let rest: Vec<Bytes> = std::iter::from_fn(|| long(LARGE)).collect();
+        // The last one of them takes what the response has of its own.
+        assert_eq!((rest.len(), connection.0.available_permits()), (3, 0));
+        drop((first, rest));
+        assert_eq!(connection.0.available_permits(), SHARED_BYTES as usize);
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long a connection waits for another request: shorter than servers do, some of which close it after five seconds.
 const IDLE: Duration = Duration::from_secs(4);
-/// What a piece counts for that is passed on to a client as the origin sent it.
+/// The least for which there must be room before a piece is passed on to a client as the origin sent it, in bytes.
 const UNKNOWN_PIECE_BYTES: u64 = 16 << 10;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -340,11 +340,14 @@ impl OriginResponse {
     }
 
     pub fn into_pieces(self, budget: ResponseBudget) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-        stream::try_unfold((self, budget), |(mut response, budget)| async move {
-            // How long the piece will be is not known.
-            let room = budget.room(UNKNOWN_PIECE_BYTES).await;
+        stream::try_unfold((self, budget, UNKNOWN_PIECE_BYTES), |(mut response, budget, likely)| async move {
+            // How long the piece will be is not known: probably like the last one.
+            let room = budget.room(likely).await;
             let piece = response.piece().await.map_err(|why| io::Error::other(why.reason()))?;
-            Ok(piece.map(|piece| (room.hold(piece), (response, budget))))
+            Ok(piece.map(|piece| {
+                let likely = UNKNOWN_PIECE_BYTES.max(piece.len() as u64);
+                (room.hold(piece), (response, budget, likely))
+            }))
         })
     }
 }
