@@ -449,6 +449,8 @@ pub struct Layout {
     /// The part of the pool that holds the content: BeeGFS' storage pool, by number, or Lustre's pool of targets, by
     /// name.
     pub storage_pool: Option<String>,
+    /// The pool failed to tell the storage pool, and has one.
+    pub is_storage_pool_untold: bool,
 }
 
 /// Content in chunks that are spread round-robin over several targets, which can be read and written at the same

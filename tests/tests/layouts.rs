@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_backends::decorators::{CallKind, Odds};
 use forebay_backends::memory::MemoryPool;
-use forebay_backends::{Capabilities, ErrorKind, Layout, PoolPath, Stripe};
+use forebay_backends::{Capabilities, ErrorKind, Layout, Pool, PoolPath, Stripe};
 use forebay_engine::{Options, Overlay, Policy};
 use forebay_tests::engine::*;
 
@@ -15,7 +15,8 @@ async fn fixture() -> Fixture {
     fixture.mkdir("quick").await;
     for (path, pool) in [(PoolPath::root(), "1"), (pool_path("quick"), "2")] {
         let stripe = Some(Stripe { chunk_bytes: 1 << 20, targets: 4 });
-        fixture.memory.set_layout(&path, Layout { stripe, storage_pool: Some(pool.into()) });
+        let layout = Layout { stripe, storage_pool: Some(pool.into()), is_storage_pool_untold: false };
+        fixture.memory.set_layout(&path, layout);
     }
     fixture
 }
@@ -140,7 +141,9 @@ async fn a_striped_file_is_fetched_by_whole_stripes() {
     let content: Vec<u8> = (0..(7 << 20) + 5).map(|n| (n % 251) as u8).collect();
     fixture.put("striped", &content).await;
     let stripe = Some(Stripe { chunk_bytes: 2 << 20, targets: 4 });
-    fixture.memory.set_layout(&pool_path("striped"), Layout { stripe, storage_pool: None });
+    // The pool tells the stripe, but fails to tell the storage pool.
+    let layout = Layout { stripe, storage_pool: None, is_storage_pool_untold: true };
+    fixture.memory.set_layout(&pool_path("striped"), layout);
     let overlay = open(&fixture, BY_POOL).await;
     let before = fixture.metrics.snapshot().of(CallKind::Read).count;
     let (staged, failed) = stage(&overlay, "striped").await;
@@ -187,6 +190,36 @@ async fn a_file_that_may_be_local_is_not_sent_while_the_pool_fails_to_tell_its_s
     assert_eq!(read(&overlay, "quick/f").await.unwrap(), "ours");
 }
 
+/// SEMANTICS 85: "It is removed when the last job that used it ends." A daemon that has just started does not know its storage
+/// pool, and must not take it for a file that is not local.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_job_asks_for_the_storage_pool_of_what_it_may_remove() {
+    let mut fixture = fixture().await;
+    let overlay = open(&fixture, LOCAL_BY_POOL).await;
+    write(&overlay, "quick/f", "ours").await.unwrap();
+    fixture.fault.set_error(ErrorKind::Unavailable);
+    fixture.fault.set_odds(CallKind::Layout, Odds { before: 1.0, after: 0.0 });
+    let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
+    let ino = find(&overlay, "quick/f").await;
+    let error = refused(overlay.job_ended(vec![ino]).await);
+    assert!(error.tells_nothing(), "the end of the job has to be tried again: {error}");
+    fixture.fault.set_odds(CallKind::Layout, Odds::default());
+    overlay.job_ended(vec![ino]).await.unwrap();
+    assert!(read(&overlay, "quick/f").await.is_err(), "it is removed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_in_a_directory_that_another_client_removed_is_flushed_all_the_same() {
+    let mut fixture = fixture().await;
+    fixture.mkdir("gone").await;
+    let overlay = open(&fixture, LOCAL_BY_POOL).await;
+    write(&overlay, "gone/f", "ours").await.unwrap();
+    let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
+    fixture.memory.remove_dir(&pool_path("gone")).await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "gone/f").as_deref(), Some(&b"ours"[..]));
+}
+
 const PINNED_BY_POOL: &str = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n\
                               [[rule]]\nstorage-pool = \"2\"\nread = \"pin\"\n";
 
@@ -207,7 +240,7 @@ async fn content_that_is_pinned_by_its_storage_pool_stays_after_a_restart_and_th
         opened(|| Options { limit_bytes: Some(10 << 20), policy: policy(), ..fixture.options() }).await
     };
     let overlay = limited(&fixture).await;
-    for path in ["quick/pinned", "a"] {
+    for path in ["quick/pinned", "a", "b"] {
         read(&overlay, path).await.unwrap();
     }
     overlay.shutdown().await.unwrap();
@@ -216,9 +249,8 @@ async fn content_that_is_pinned_by_its_storage_pool_stays_after_a_restart_and_th
     fixture.fast = after;
     drop(overlay);
     let overlay = limited(&fixture).await;
-    for path in ["b", "c", "b", "c"] {
-        read(&overlay, path).await.unwrap();
-    }
+    // Nothing is known of what is to make room for it.
+    read(&overlay, "c").await.unwrap();
     assert_eq!(resident(&overlay, "quick/pinned").await, SIZE as u64);
     assert_eq!(resident(&overlay, "c").await, SIZE as u64);
 }

@@ -6,7 +6,8 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use forebay_backends::{Expected, Pool};
+use forebay_backends::decorators::{CallKind, Odds};
+use forebay_backends::{ErrorKind, Expected, Pool};
 use forebay_engine::{Caller, Change, Ino, Lookup, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::mount::{COMMAND, Mount, Options};
@@ -15,6 +16,8 @@ use forebay_tests::process::{run, wait_until};
 const OWNER: Caller = Caller { uid: 4711, gid: 4711, pid: 1 };
 /// The flush has looked at everything that was written before, and has found that it waits for a request.
 const LOOKED_AT: Duration = Duration::from_secs(3);
+/// The flush has looked again at what waits for a request: it does so every 10 seconds at most.
+const MANUAL_LOOK: Duration = Duration::from_secs(13);
 
 #[track_caller]
 fn until_pool_has(mount: &Mount, name: &str, content: &[u8]) {
@@ -200,7 +203,7 @@ fn the_settings_of_a_directory_hold_while_other_clients_change_it() {
     touched("y2");
     fs::write(mount.path("other"), "other").unwrap();
     until_pool_has(&mount, "other", b"other");
-    thread::sleep(LOOKED_AT);
+    thread::sleep(MANUAL_LOOK);
     kept("by policy");
     // The next daemon has nothing in memory.
     touched("y3");
@@ -212,6 +215,72 @@ fn the_settings_of_a_directory_hold_while_other_clients_change_it() {
     kept("by request");
     mount.flush();
     assert!(!mount.pool("local/z").exists() && mount.pool("manual/z").exists());
+}
+
+const SETTINGS: &[u8] = b"user.forebay.policy";
+const FAILS: Odds = Odds { before: 1.0, after: 0.0 };
+
+/// Another client changes a directory, and the engine finds that it does not know its settings any more.
+async fn changed_by_another_client(fixture: &Fixture, overlay: &Overlay, dir: &str) {
+    fixture.put(&format!("{dir}/theirs"), b"theirs").await;
+    find(overlay, dir).await;
+}
+
+/// SEMANTICS 85: "A file that is made under `write = "local"` never reaches the pool, not even by request, until it moves
+/// to other paths or the rule changes." Neither `close` nor a request sends it while the pool does not tell what its
+/// directory says.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_sent_in_the_foreground_while_the_settings_of_its_directory_are_not_known() {
+    let mut fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.memory.set_xattr(&pool_path("d"), SETTINGS, b"write = \"local\"").await.unwrap();
+    let overlay = engine(&fixture, "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n").await;
+    write(&overlay, "d/f", "first").await.unwrap();
+    changed_by_another_client(&fixture, &overlay, "d").await;
+    overlay.shutdown().await.unwrap();
+    let after = tempfile::tempdir().unwrap();
+    image(fixture.fast.path(), after.path());
+    fixture.fast = after;
+    drop(overlay);
+    fixture.fault.set_odds(CallKind::Xattrs, FAILS);
+    let allows = "[default]\nflush = \"on-close\"\nmetadata-ttl = \"0s\"\n[allow]\nsettings = [\"write\"]\n";
+    let overlay = engine(&fixture, allows).await;
+    write(&overlay, "d/f", "second").await.unwrap();
+    assert_eq!(in_pool(&fixture, "d/f"), None, "at its close");
+    assert!(flush(&overlay).await.failed > 0, "a request reports it");
+    assert_eq!(in_pool(&fixture, "d/f"), None, "by request");
+    fixture.fault.set_odds(CallKind::Xattrs, Odds::default());
+    assert_eq!(flush(&overlay).await.failed, 0);
+    assert_eq!(in_pool(&fixture, "d/f"), None, "its directory says so");
+    overlay.remove_xattr(find(&overlay, "d").await, SETTINGS, CALLER).await.unwrap();
+    flushed(&overlay).await;
+    assert_eq!(in_pool(&fixture, "d/f").as_deref(), Some(&b"second"[..]));
+    overlay.shutdown().await.unwrap();
+}
+
+/// SEMANTICS 85: "It is removed when the last job that used it ends." So it is while the pool does not answer, by the settings
+/// that the directories had, or did not have, when they were last known.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_job_removes_local_files_by_the_last_known_settings() {
+    let fixture = Fixture::new();
+    for dir in ["plain", "plain/d"] {
+        fixture.mkdir(dir).await;
+    }
+    fixture.memory.set_xattr(&pool_path("plain/d"), SETTINGS, b"write = \"local\"").await.unwrap();
+    let allows = "[default]\nflush = \"manual\"\nmetadata-ttl = \"0s\"\n[allow]\nsettings = [\"write\"]\n";
+    let overlay = engine(&fixture, allows).await;
+    write(&overlay, "plain/d/f", "scratch").await.unwrap();
+    let ino = find(&overlay, "plain/d/f").await;
+    assert!(overlay.is_local_file(ino));
+    for dir in ["plain", "plain/d"] {
+        changed_by_another_client(&fixture, &overlay, dir).await;
+    }
+    fixture.fault.set_error(ErrorKind::Unavailable);
+    fixture.fault.set_odds(CallKind::Xattrs, FAILS);
+    overlay.job_ended(vec![ino]).await.unwrap();
+    fixture.fault.set_odds(CallKind::Xattrs, Odds::default());
+    assert!(!is_there(&overlay, "plain/d/f").await);
+    overlay.shutdown().await.unwrap();
 }
 
 /// A file that waited for a request because of its job does not wait when the job has ended.

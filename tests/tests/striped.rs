@@ -134,7 +134,8 @@ async fn layouts(recent: bool) -> [Option<Layout>; 2] {
 }
 
 fn layout(chunk_bytes: u64, targets: u32, storage_pool: Option<&str>) -> Option<Layout> {
-    Some(Layout { stripe: Some(Stripe { chunk_bytes, targets }), storage_pool: storage_pool.map(str::to_owned) })
+    let storage_pool = storage_pool.map(str::to_owned);
+    Some(Layout { stripe: Some(Stripe { chunk_bytes, targets }), storage_pool, is_storage_pool_untold: false })
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -113,6 +113,11 @@ impl Stripes {
                 Ok(None) if !is_dir => {
                     self.of_file(&content::open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0)
                 }
+                Err(errno) if !is_dir => {
+                    let file = content::open_file(root, call, OFlags::RDONLY | OFlags::NOATIME)?.0;
+                    let stripes = self.of_file(&file).and_then(|told| told.ok_or(errno));
+                    stripes.map(|layout| Some(Layout { is_storage_pool_untold: true, ..layout }))
+                }
                 told => told,
             },
             Striped::Lustre if is_dir => root.open_directory(call.path).and_then(|dir| self.of_file(&dir)),

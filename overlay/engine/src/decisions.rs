@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_backends::FileKind;
 use forebay_catalog::Link;
-use forebay_policy::{DirectoryPolicy, FileFacts, JobFacts, PathPolicy, Policy, Read, Verdict, Write};
+use forebay_policy::{DirectoryPolicy, FileFacts, JobFacts, PathPolicy, Policy, Read, SettingName, Verdict, Write};
 use forebay_system::clock::unix_now;
 
 use crate::node::Node;
@@ -60,6 +60,21 @@ impl Inner {
     pub(crate) fn knows_directory_policies(&self, node: &Node) -> bool {
         let unknown = self.unknown_directories_above(node);
         unknown.into_iter().all(|dir| self.policies.last_known(dir).is_some())
+    }
+
+    /// Returns whether it is known, now or from earlier, what owners say of the flush of an inode.
+    pub(crate) fn knows_flush_settings(&self, node: &Node) -> bool {
+        !self.policy().owners_decide_flush() || self.knows_directory_policies(node)
+    }
+
+    /// Returns whether it is known, now or from earlier, whether an inode is local.
+    pub(crate) fn knows_whether_local(&self, node: &Node) -> bool {
+        let policy = self.policy();
+        if !policy.may_write(Write::Local) || !node.state.lock().record.is_made_here() {
+            return true;
+        }
+        (!policy.allowed.contains(&SettingName::Write) || self.knows_directory_policies(node))
+            && (!policy.may_be_local_by_storage_pool() || self.is_layout_told(node))
     }
 
     /// Returns the settings that directories make for an inode, the nearest directory last.

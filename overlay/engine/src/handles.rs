@@ -188,7 +188,8 @@ impl Overlay {
         let node = self.inner.node(ino)?;
         self.inner.learn_policy_facts(&node).await;
         self.inner.sync_through(&node).await?;
-        if self.inner.policy_of(&node).flush() == FlushPolicy::OnClose {
+        // What an owner may keep from the pool is flushed in the background, once the pool has told its settings.
+        if self.inner.knows_flush_settings(&node) && self.inner.policy_of(&node).flush() == FlushPolicy::OnClose {
             return self.inner.flush_inode_now(ino).await;
         }
         Ok(())

@@ -26,16 +26,20 @@ impl Overlay {
     /// job uses, with the directories that only they were in. `used`: the files that the job used.
     ///
     /// # Errors
-    /// Of the first file that could not be removed. The files after it are removed all the same.
+    /// Of the first file that could not be removed. The files after it are removed all the same. If one of the errors tells
+    /// nothing, because the pool does not answer, it is that one: the caller may try again.
     pub async fn job_ended(&self, used: Vec<Ino>) -> Result<()> {
-        let mut outcome = Ok(());
+        let mut outcome: Result<()> = Ok(());
         let decides_by_jobs = self.inner.policy().needed().jobs;
         for ino in used {
             self.inner.hasten(ino);
             if decides_by_jobs {
                 self.inner.rules_of_file_may_differ(ino);
             }
-            outcome = outcome.and(self.remove_local(ino).await);
+            outcome = match (outcome, self.remove_local(ino).await) {
+                (Err(first), Err(error)) if error.tells_nothing() && !first.tells_nothing() => Err(error),
+                (outcome, removed) => outcome.and(removed),
+            };
         }
         self.inner.flusher.bell.notify_one();
         outcome
@@ -48,12 +52,16 @@ impl Overlay {
             return Ok(());
         }
         let Some(node) = inner.node_unless_gone(ino)? else { return Ok(()) };
-        inner.learn_directories(inner.unknown_directories_above(&node)).await?;
+        inner.learn_whether_local(&node).await?;
         let is_file = node.state.lock().record.kind != FileKind::Directory;
         if !is_file || !inner.is_local(&node) || !inner.advisor().jobs_of(ino).is_empty() {
             return Ok(());
         }
-        let names = inner.unlink_local(&node)?;
+        let names = match inner.unlink_local(&node) {
+            // A program removed it meanwhile.
+            Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => return Ok(()),
+            names => names?,
+        };
         drop(node);
         let mut outcome = Ok(());
         for (parent, name) in names {
@@ -67,6 +75,7 @@ impl Overlay {
     async fn remove_empty_local(&self, mut dir: Ino) -> Result<()> {
         loop {
             let Some(node) = self.inner.node_unless_gone(dir)? else { return Ok(()) };
+            self.inner.learn_whether_local(&node).await?;
             if !self.inner.is_local(&node) {
                 return Ok(());
             }
@@ -76,7 +85,10 @@ impl Overlay {
                     dir = parent;
                 }
                 Ok(None) => return Ok(()),
-                Err(e) if matches!(e.kind(), ErrorKind::NotEmpty | ErrorKind::NotFound) => return Ok(()),
+                // A program filled or removed it meanwhile.
+                Err(e) if matches!(e.kind(), ErrorKind::NotEmpty | ErrorKind::NotFound | ErrorKind::Stale) => {
+                    return Ok(());
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -89,6 +101,9 @@ impl Inner {
         self.check_writable()?;
         let mut txn = Txn::begin(self);
         // Names change only under the lock of the change, which has locked no inode yet.
+        if !self.knows_whether_local(node) {
+            return Err(self.unknown_whether_local(node));
+        }
         if !self.is_local(node) {
             return Ok(SmallVec::new());
         }
@@ -107,6 +122,9 @@ impl Inner {
         self.check_writable()?;
         self.check_dir_can_go(node.ino).await?;
         let mut txn = Txn::begin(self);
+        if !self.knows_whether_local(node) {
+            return Err(self.unknown_whether_local(node));
+        }
         if !self.is_local(node) || !self.is_empty_dir(node.ino)? {
             return Ok(None);
         }

@@ -26,9 +26,11 @@ use tokio::time::timeout;
 
 use super::{Inner, Ino};
 use crate::node::Node;
+use crate::policy_facts::is_gone;
 use crate::pool_calls::CONFIRM_WITHIN;
 
-/// Layouts that are remembered: some 16 MiB.
+/// Layouts that are remembered at least: some 16 MiB. Eviction asks for those of all content that may go, so twice as many
+/// as there are such files are remembered, too.
 const REMEMBERED: usize = 65_536;
 /// The pool may move files between storage pools, or give directories another one, without notice.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
@@ -65,15 +67,15 @@ struct KnownLayout {
 enum LayoutAnswer {
     /// `None`: the object has none.
     Told(Option<Arc<Layout>>),
-    /// The pool answered, but did not tell, and never did before.
-    Refused(ErrorKind),
+    /// The pool answered, but did not tell, and never did before. It may have told the stripe, and not the storage pool.
+    Refused(ErrorKind, Option<Arc<Layout>>),
 }
 
 impl KnownLayout {
     fn is_fresh(&self) -> bool {
         let holds = match self.answer {
             LayoutAnswer::Told(_) => HOLDS_FOR,
-            LayoutAnswer::Refused(_) => REFUSED_FOR,
+            LayoutAnswer::Refused(..) => REFUSED_FOR,
         };
         self.asked.elapsed() < holds
     }
@@ -81,7 +83,7 @@ impl KnownLayout {
     fn told(self) -> Option<Option<Arc<Layout>>> {
         match self.answer {
             LayoutAnswer::Told(layout) => Some(layout),
-            LayoutAnswer::Refused(_) => None,
+            LayoutAnswer::Refused(..) => None,
         }
     }
 }
@@ -104,11 +106,15 @@ impl Layouts {
         self.learned.load(Ordering::Acquire)
     }
 
-    fn remember(&self, subject: Subject, answer: LayoutAnswer) {
+    fn remember(&self, subject: Subject, answer: LayoutAnswer, evictable_files: u64) {
+        let most = REMEMBERED.max(usize::try_from(evictable_files).unwrap_or(usize::MAX).saturating_mul(2));
         let mut all = self.known.lock();
         all.put(subject.ino, KnownLayout { object: subject.object, answer, asked: Instant::now() });
-        if all.len() > REMEMBERED {
-            all.pop_lru();
+        // There may be fewer files by now: the map shrinks by some at a time.
+        for _ in 0..2 {
+            if all.len() > most {
+                all.pop_lru();
+            }
         }
     }
 }
@@ -131,7 +137,13 @@ impl Inner {
     /// Returns where the content of a file is in the pool, or where a flush will put it; for a directory, where the
     /// content of new files goes. `None`: not known. Asks the pool if there is no recent answer.
     pub async fn layout_of(&self, node: &Node) -> Option<Arc<Layout>> {
-        self.ask_layout(node).await.unwrap_or(None)
+        match self.ask_layout(node).await {
+            Ok(layout) => layout,
+            Err(_) => match self.known_layout(&self.layout_subject(node)?)?.answer {
+                LayoutAnswer::Refused(_, stripe_alone) => stripe_alone,
+                LayoutAnswer::Told(layout) => layout,
+            },
+        }
     }
 
     /// Like [`Self::layout_of`], but returns errors. The last answer stands in for one that does not come.
@@ -140,11 +152,12 @@ impl Inner {
     /// `Timeout` and `Unavailable`, and others if the pool refuses to tell: the layout may be known later.
     pub(super) async fn ask_layout(&self, node: &Node) -> Result<Option<Arc<Layout>>> {
         let Some(subject) = self.layout_subject(node) else { return Ok(None) };
+        self.layouts.known.lock().promote(&subject.ino);
         let known = self.known_layout(&subject);
         if let Some(known) = known.as_ref().filter(|known| known.is_fresh()) {
             return match &known.answer {
                 LayoutAnswer::Told(layout) => Ok(layout.clone()),
-                LayoutAnswer::Refused(kind) => {
+                LayoutAnswer::Refused(kind, _) => {
                     let what = format!("{}: the pool does not tell the layout", self.display(subject.ino));
                     Err(Error::new(*kind, Side::Pool, what))
                 }
@@ -158,21 +171,31 @@ impl Inner {
             Err(e) => Err(e.context(&path)),
         };
         match (answer, told) {
+            (Ok(Some(layout)), told) if layout.is_storage_pool_untold => {
+                let error = Error::new(ErrorKind::Busy, Side::Pool, format!("{path}: the storage pool is not told"));
+                let (answer, result) = match told {
+                    Some(layout) => (LayoutAnswer::Told(layout.clone()), Ok(layout)),
+                    None => (LayoutAnswer::Refused(error.kind(), Some(layout)), Err(error)),
+                };
+                self.remember_layout(subject, answer);
+                result
+            }
             (Ok(layout), _) => {
-                self.layouts.remember(subject, LayoutAnswer::Told(layout.clone()));
+                self.remember_layout(subject, LayoutAnswer::Told(layout.clone()));
                 Ok(layout)
             }
             (Err(error), Some(layout)) => {
                 tracing::debug!(%path, %error, "the layout that was told last still counts");
                 if !error.is_unreachable() {
-                    self.layouts.remember(subject, LayoutAnswer::Told(layout.clone()));
+                    self.remember_layout(subject, LayoutAnswer::Told(layout.clone()));
                 }
                 Ok(layout)
             }
             (Err(error), None) => {
                 tracing::debug!(%path, %error, "the pool does not tell the layout");
-                if !error.is_unreachable() {
-                    self.layouts.remember(subject, LayoutAnswer::Refused(error.kind()));
+                // If another client removed the object, the directory above it is asked about as soon as that is known.
+                if !error.is_unreachable() && !is_gone(&error) {
+                    self.remember_layout(subject, LayoutAnswer::Refused(error.kind(), None));
                 }
                 Err(error)
             }
@@ -201,6 +224,12 @@ impl Inner {
     /// Returns the storage pool, if it is known without asking. An old answer counts.
     pub fn known_storage_pool(&self, node: &Node) -> Option<String> {
         self.known_layout(&self.layout_subject(node)?)?.told()??.storage_pool.clone()
+    }
+
+    /// Returns whether the pool told the layout of an inode, however long ago, or has none to tell.
+    pub(crate) fn is_layout_told(&self, node: &Node) -> bool {
+        let told = |subject| self.known_layout(&subject).is_some_and(|known| known.told().is_some());
+        self.layout_subject(node).is_none_or(told)
     }
 
     /// Returns whether a rule by storage pools may pin an inode, and its storage pool is not known. Then the pool is asked
@@ -271,10 +300,15 @@ impl Inner {
         layout.storage_pool.as_deref().map(|pool| self.policy().storage_pool_name(pool).to_owned())
     }
 
-    /// Returns what the pool told last of an object, however long ago.
+    fn remember_layout(&self, subject: Subject, answer: LayoutAnswer) {
+        self.layouts.remember(subject, answer, self.space.evictor.evictable().files);
+    }
+
+    /// Returns what the pool told last of an object, however long ago. Does not count as a use: eviction goes through all
+    /// files.
     fn known_layout(&self, subject: &Subject) -> Option<KnownLayout> {
-        let mut known = self.layouts.known.lock();
-        let known = known.get(&subject.ino)?;
+        let known = self.layouts.known.lock();
+        let known = known.peek(&subject.ino)?;
         let same = match (&known.object, &subject.object) {
             (Some(then), Some(now)) => then.same_object(now),
             (then, now) => then.is_none() && now.is_none(),

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{Error, FileKind, Result, Side};
-use forebay_policy::{DIRECTORY_POLICY_XATTR, DirectoryPolicy};
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
+use forebay_policy::{DIRECTORY_POLICY_XATTR, DirectoryPolicy, SettingName, Write};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 use crate::node::Node;
 use crate::{Caller, Inner, Ino};
@@ -20,26 +22,73 @@ impl Inner {
         }
     }
 
-    /// Asks the pool for the extended attributes of directories.
+    /// Asks the pool for the extended attributes of directories. One that cannot be read does not stop the other ones.
     ///
     /// # Errors
-    /// Those after which it may tell them later.
-    pub(crate) async fn learn_directories(self: &Arc<Self>, dirs: Vec<Ino>) -> Result<()> {
-        if dirs.is_empty() {
-            return Ok(());
-        }
-        match self.learn_xattrs(dirs.clone()).await {
-            // One of them cannot be read. The other ones can.
-            Err(error) if is_refusal(&error) => {}
-            learned => return learned,
-        }
-        for dir in dirs {
-            match self.learn_xattrs(vec![dir]).await {
-                Err(error) if is_refusal(&error) => self.policies.note_unreadable(dir),
-                learned => learned?,
+    /// The last one of those after which it may tell them later.
+    pub(crate) async fn learn_directories(self: &Arc<Self>, mut dirs: Vec<Ino>) -> Result<()> {
+        dirs.retain(|dir| !self.policies.is_refused(*dir));
+        if dirs.len() > 1 {
+            match self.learn_xattrs(dirs.clone()).await {
+                // Some of them failed. They are found one by one: what is known by now is not asked for again.
+                Err(error) if !error.is_unreachable() => {}
+                learned => return learned,
             }
         }
-        Ok(())
+        let mut learned = Ok(());
+        for dir in dirs {
+            match self.learn_xattrs(vec![dir]).await {
+                Ok(()) => {}
+                Err(error) if is_refusal(&error) => self.policies.note_unreadable(dir, !is_gone(&error)),
+                Err(error) if error.is_unreachable() => return Err(error),
+                Err(error) => learned = Err(error),
+            }
+        }
+        learned
+    }
+
+    /// Makes sure that it is known, now or from earlier, whether an inode is local: that may depend on the settings of
+    /// directories and on its storage pool.
+    ///
+    /// # Errors
+    /// Of the pool, and `Busy` if it does not come to an answer: it is not known.
+    pub(crate) fn learn_whether_local<'a>(self: &'a Arc<Self>, node: &'a Node) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let (by_owner, by_storage_pool) = {
+                let policy = self.policy();
+                if !policy.may_write(Write::Local) || !node.state.lock().record.is_made_here() {
+                    return Ok(());
+                }
+                (policy.allowed.contains(&SettingName::Write), policy.may_be_local_by_storage_pool())
+            };
+            if by_owner {
+                let learned = self.learn_directories(self.unknown_directories_above(node)).await;
+                if !self.knows_directory_policies(node) {
+                    return Err(learned.err().unwrap_or_else(|| self.unknown_whether_local(node)));
+                }
+            }
+            if by_storage_pool {
+                match self.ask_layout(node).await {
+                    Err(error) if is_gone(&error) => {
+                        // Another client removed the directory that new files would be in: the one above it tells.
+                        let above = node.state.lock().record.links.first().map(|(dir, _)| *dir);
+                        if let Some(dir) = above {
+                            self.look_above(dir).await?;
+                        }
+                        self.ask_layout(node).await?;
+                    }
+                    told => _ = told?,
+                }
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    /// The error if it is not known whether an inode is local.
+    pub(crate) fn unknown_whether_local(&self, node: &Node) -> Error {
+        let what = format!("{}: it is not known yet whether it may go to the pool", self.display(node.ino));
+        Error::new(ErrorKind::Busy, Side::Pool, what)
     }
 
     /// Checks a change of the settings of a directory, before they become its extended attribute. `value`: `None` if the
@@ -74,4 +123,9 @@ fn is_refusal(error: &Error) -> bool {
         error.errno(),
         libc::E2BIG | libc::EACCES | libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT | libc::ENOTDIR | libc::ESTALE
     )
+}
+
+/// Whether what was asked about is not there.
+pub(crate) fn is_gone(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::Stale)
 }

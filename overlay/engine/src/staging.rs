@@ -346,8 +346,10 @@ impl Overlay {
             };
             let unknown;
             (intents, unknown) = super::blocking(asked).await?;
-            // What an owner keeps on this node must not be sent because the pool does not tell so.
-            self.inner.learn_directories(unknown).await?;
+            // What an owner may keep on this node is not sent while the pool does not tell: its step reports it.
+            if let Err(error) = self.inner.learn_directories(unknown).await {
+                tracing::debug!(%error, "the settings of directories are not known");
+            }
         }
         Ok(self.inner.plan_flush(intents))
     }

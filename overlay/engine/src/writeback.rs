@@ -127,19 +127,16 @@ impl Inner {
         }
     }
 
-    /// Returns whether an inode may be sent to the pool: not if it is local. If a rule by storage pools may say that, the
-    /// storage pool has to be known.
+    /// Returns whether an inode may be sent to the pool: not if it is local.
     ///
     /// # Errors
-    /// Those of [`Self::ask_layout`].
-    async fn may_be_sent(&self, ino: Ino) -> Result<bool> {
-        if !self.policy().may_write_by_storage_pool(Write::Local) {
+    /// Those of [`Self::learn_whether_local`].
+    async fn may_be_sent(self: &Arc<Self>, ino: Ino) -> Result<bool> {
+        if !self.policy().may_write(Write::Local) {
             return Ok(true);
         }
         let Ok(node) = self.node(ino) else { return Ok(true) };
-        if !node.state.lock().record.in_pool() {
-            self.ask_layout(&node).await?;
-        }
+        self.learn_whether_local(&node).await?;
         Ok(!self.is_local(&node))
     }
 
@@ -181,7 +178,7 @@ impl Inner {
 
     /// Returns the directories that have to be asked of the pool before the policy decides about intents.
     pub(crate) fn directories_to_ask<'i>(&self, intents: impl Iterator<Item = &'i Intent>) -> Vec<Ino> {
-        if self.policy().allowed.is_empty() {
+        if !self.policy().owners_decide_flush() {
             return Vec::new();
         }
         let mut dirs = HashSet::new();
@@ -194,13 +191,14 @@ impl Inner {
         dirs.into_iter().collect()
     }
 
-    /// Sorts intents into a plan, without those of files that never go to the pool.
+    /// Sorts intents into a plan, without those of files that never go to the pool. If it is not known whether a file does,
+    /// its step asks, and fails if the pool does not tell.
     pub fn plan_flush(&self, intents: Vec<Intent>) -> FlushPlan {
         let mut plan = FlushPlan::default();
         for intent in intents {
             if self.policy().may_write(Write::Local) {
                 let subject = self.subject_of(&intent).and_then(|ino| self.node(ino).ok());
-                if subject.is_some_and(|node| self.is_local(&node)) {
+                if subject.is_some_and(|node| self.is_local(&node) && self.knows_whether_local(&node)) {
                     continue;
                 }
             }

@@ -21,6 +21,8 @@ const RUNNING_MAX: usize = 256;
 /// A tree of processes is read this many times, to find processes that were forked while it was added.
 const TREE_LOOKS: usize = 4;
 
+/// How long it waits before the files of a job that ended are settled again, if the pool did not tell what is needed.
+const SETTLE_AGAIN: Duration = Duration::from_secs(10);
 /// Processes of a job that are listed before those that have ended are dropped from the list.
 const MEMBERS_MAX: usize = 1024;
 
@@ -316,8 +318,17 @@ impl JobsInner {
     pub(super) fn settle_files(&self, job: JobSerial, used: Vec<Ino>) {
         let engine = self.engine.clone();
         let task = async move {
-            // What is not removed now, the next daemon tries again.
-            let settled = engine.job_ended(used).await;
+            // What is not removed by the time that this daemon ends, the next one tries again.
+            let settled = loop {
+                let settled = engine.job_ended(used.clone()).await;
+                if !settled.as_ref().is_err_and(Error::tells_nothing) {
+                    break settled;
+                }
+                let again = tokio::time::sleep(SETTLE_AGAIN);
+                if engine.stop().run_until_cancelled(again).await.is_none() {
+                    break settled;
+                }
+            };
             let forgotten = blocking(move || settled.and_then(|()| engine.catalog().forget_local_files(job))).await;
             if let Err(error) = forgotten {
                 tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");

@@ -250,19 +250,26 @@ impl Policy {
         self.needed
     }
 
-    /// Returns whether a file may have this setting to write because of its storage pool.
-    pub fn may_write_by_storage_pool(&self, write: Write) -> bool {
-        self.sets_by_storage_pool(&PathSetting::Write(write))
+    /// Returns whether it may depend on its storage pool whether a file is local: a rule by storage pools may make a file
+    /// local, or may say otherwise of a file that another rule makes local.
+    pub fn may_be_local_by_storage_pool(&self) -> bool {
+        self.may_write(Write::Local) && self.sets_by_storage_pool(|setting| matches!(setting, PathSetting::Write(_)))
     }
 
     /// Returns whether a file may have this setting to read because of its storage pool.
     pub fn may_read_by_storage_pool(&self, read: Read) -> bool {
-        self.sets_by_storage_pool(&PathSetting::Read(read))
+        self.sets_by_storage_pool(|setting| *setting == PathSetting::Read(read))
     }
 
-    fn sets_by_storage_pool(&self, wanted: &PathSetting) -> bool {
+    fn sets_by_storage_pool(&self, wanted: impl Fn(&PathSetting) -> bool) -> bool {
         let rules = self.rules.iter().filter(|rule| rule.conditions.needed().storage_pool);
-        rules.flat_map(|rule| &rule.settings).any(|(setting, _)| setting == wanted)
+        rules.flat_map(|rule| &rule.settings).any(|(setting, _)| wanted(setting))
+    }
+
+    /// Returns whether the owner of a directory may decide whether, or when, what is below it is flushed.
+    pub fn owners_decide_flush(&self) -> bool {
+        let names = [SettingName::Write, SettingName::Flush, SettingName::FlushDeadline];
+        names.iter().any(|name| self.mount.allowed.contains(name))
     }
 
     /// Returns whether any file may have this setting to write.

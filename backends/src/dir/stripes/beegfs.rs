@@ -48,7 +48,7 @@ const MAX_TARGETS: u32 = 256;
 /// The answer of [`GET_STRIPE_INFO`].
 pub(super) fn stripe_info(answer: &[u8]) -> Option<Layout> {
     let stripe = stripe(u32_at(answer, 0)?, u32_at(answer, 4)?, u32::from(u16_at(answer, 8)?))?;
-    Some(Layout { stripe: Some(stripe), storage_pool: None })
+    Some(Layout { stripe: Some(stripe), storage_pool: None, is_storage_pool_untold: false })
 }
 
 /// The argument of [`GET_ENTRY_INFO_V2`] about a name in the directory that the call is made on, or about the
@@ -80,7 +80,8 @@ pub(super) fn entry_info(answer: &[u8]) -> Option<Layout> {
     // Storage pools are numbered from 1 in 16 bits.
     let pool = u32_at(answer, at::STORAGE_POOL)?;
     let known = (1..=u32::from(u16::MAX)).contains(&pool);
-    Some(Layout { stripe: Some(stripe), storage_pool: known.then(|| pool.to_string()) })
+    let storage_pool = known.then(|| pool.to_string());
+    Some(Layout { stripe: Some(stripe), storage_pool, is_storage_pool_untold: false })
 }
 
 fn stripe(pattern: u32, chunk_bytes: u32, targets: u32) -> Option<Stripe> {

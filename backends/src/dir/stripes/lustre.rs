@@ -84,7 +84,11 @@ fn part(value: &[u8]) -> Option<Layout> {
         && chunk_bytes.is_multiple_of(CHUNK_UNIT_BYTES)
         && (1..=MAX_TARGETS).contains(&targets);
     let stripe = sound.then(|| Stripe { chunk_bytes: u64::from(chunk_bytes), targets });
-    (stripe.is_some() || storage_pool.is_some()).then_some(Layout { stripe, storage_pool })
+    (stripe.is_some() || storage_pool.is_some()).then_some(Layout {
+        stripe,
+        storage_pool,
+        is_storage_pool_untold: false,
+    })
 }
 
 /// The last part of a composite layout, of the first up-to-date mirror; among the parts with targets if any part has

@@ -114,7 +114,8 @@ async fn layout(pool: &DirPool, path: &str) -> Option<Layout> {
 }
 
 fn striped(chunk_bytes: u64, targets: u32, storage_pool: Option<&str>) -> Option<Layout> {
-    Some(Layout { stripe: Some(Stripe { chunk_bytes, targets }), storage_pool: storage_pool.map(str::to_owned) })
+    let storage_pool = storage_pool.map(str::to_owned);
+    Some(Layout { stripe: Some(Stripe { chunk_bytes, targets }), storage_pool, is_storage_pool_untold: false })
 }
 
 /// RAID0, chunks of 512 KiB, four targets.
@@ -232,6 +233,15 @@ async fn a_call_that_fails_does_not_count_as_no_layout() {
 }
 
 #[tokio::test]
+async fn a_client_that_fails_to_tell_the_storage_pool_still_tells_the_stripe_of_files() {
+    let fails = Some(Errno::IO);
+    let Fixture { pool, root: _root, .. } = pool(Answers { stripe_info: Some(STRIPE_INFO), fails, ..beegfs() });
+    let untold = striped(512 << 10, 4, None).map(|layout| Layout { is_storage_pool_untold: true, ..layout });
+    assert_eq!(layout(&pool, "d/f").await, untold);
+    assert!(pool.layout(&PoolPath::parse("d").unwrap()).await.is_err());
+}
+
+#[tokio::test]
 async fn a_name_that_is_too_long_for_the_call_is_not_cut() {
     assert!(beegfs::entry_info_argument(&[b'n'; 256]).is_none());
     let argument = beegfs::entry_info_argument(&[b'n'; 255]).unwrap();
@@ -336,7 +346,7 @@ fn attributes_that_cannot_be_are_not_believed() {
     assert_eq!(changed(28, &[255, 255]), None, "as many targets as there are");
     let mut unbounded = plain(V3);
     unbounded[28..30].copy_from_slice(&[255, 255]);
-    let pool = Layout { stripe: None, storage_pool: Some("flash".into()) };
+    let pool = Layout { stripe: None, storage_pool: Some("flash".into()), is_storage_pool_untold: false };
     assert_eq!(lustre::layout(&unbounded), Some(pool), "the pool is known, the number of targets is not");
     let value = composite(&[(1, 0x10, 0, plain(V3))]);
     for length in (0..28).chain(32..80).chain(80..128) {

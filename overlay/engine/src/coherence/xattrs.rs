@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side, UNFINISHED_XATTR, Version, XATTRS_MAX_BYTES};
 use forebay_catalog::{InodeRecord, Xattrs};
 use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 
 use super::PAUSE;
 use crate::acl::{self, Acl};
@@ -56,6 +56,10 @@ impl Inner {
 
     /// Reads the extended attributes of inodes from the pool, as far as they are not known, and records all by one
     /// change, but none that change while the pool answers.
+    ///
+    /// # Errors
+    /// The last one of those that asking led to. What the pool told is recorded all the same. If it does not answer, the
+    /// other inodes are not asked for.
     pub(crate) async fn learn_xattrs(self: &Arc<Self>, mut inos: Vec<Ino>) -> Result<()> {
         for attempt in 0..OWN_CHANGES {
             let unknown = |ino: Ino| {
@@ -70,9 +74,23 @@ impl Inner {
             if attempt > 0 {
                 tokio::time::sleep(PAUSE).await;
             }
-            let asked = stream::iter(unknown)
-                .map(|(ino, known)| async move { Ok::<_, Error>((ino, known, self.pooled_xattrs(ino).await?)) });
-            let asked: Vec<_> = asked.buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
+            let asking = stream::iter(unknown)
+                .map(|(ino, known)| async move { self.pooled_xattrs(ino).await.map(|pooled| (ino, known, pooled)) });
+            let mut asking = asking.buffer_unordered(ASKED_AT_ONCE);
+            let (mut asked, mut failed) = (Vec::new(), None);
+            while let Some(answer) = asking.next().await {
+                match answer {
+                    Ok(answer) => asked.push(answer),
+                    Err(error) => {
+                        let is_unreachable = error.is_unreachable();
+                        failed = Some(error);
+                        if is_unreachable {
+                            break;
+                        }
+                    }
+                }
+            }
+            drop(asking);
             let mut txn = Txn::begin(self);
             inos = Vec::new();
             for (ino, known, pooled) in asked {
@@ -83,6 +101,9 @@ impl Inner {
                 }
             }
             txn.commit()?;
+            if let Some(error) = failed {
+                return Err(error);
+            }
         }
         Ok(())
     }

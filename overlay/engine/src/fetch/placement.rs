@@ -14,7 +14,7 @@ impl Inner {
     /// # Errors
     /// `NoSpace` with the numbers.
     pub(crate) async fn reserve_for_fetch(self: &Arc<Self>, node: &Node, bytes: u64) -> Result<SpaceReservation> {
-        let mut space = SpaceReservation::from(self.reserve(bytes).await?);
+        let mut space = SpaceReservation::from(self.reserve_fetched(bytes).await?);
         if !self.store.has_tiers() {
             return Ok(space);
         }

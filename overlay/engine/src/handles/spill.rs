@@ -78,6 +78,7 @@ impl Inner {
         full: &Error,
         write: Range<u64>,
     ) -> Result<bool> {
+        self.learn_policy_facts(node).await;
         match self.spillable_bytes() {
             Some(least) => self.spill_for(node, full, least, write).await,
             None => self.begin_write_through(node, full).await,

@@ -138,8 +138,12 @@ impl Inner {
         Ok(state.opens.may_bypass() || is_open_elsewhere(&content.file))
     }
 
-    /// Returns whether the policy lets bytes of a file go to the pool without a request.
+    /// Returns whether the policy lets bytes of a file go to the pool without a request. While it is not known what
+    /// directories and the storage pool say, it does not.
     pub(super) fn goes_to_pool(&self, node: &Node) -> bool {
+        if !self.knows_flush_settings(node) || !self.knows_whether_local(node) {
+            return false;
+        }
         let policy = self.policy_of(node);
         policy.write != Write::Local && policy.flush() != FlushPolicy::Manual
     }

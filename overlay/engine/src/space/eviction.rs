@@ -85,7 +85,20 @@ impl Inner {
     /// # Errors
     /// `NoSpace` with the numbers.
     pub async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        for _ in 1..EVICTIONS {
+        self.reserve_learning(bytes, EVICTIONS - 1).await
+    }
+
+    /// The same for content that a program can get from the pool, too: it is not waited for long.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub(crate) async fn reserve_fetched(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        self.reserve_learning(bytes, 1).await
+    }
+
+    /// Reserves space. `rounds`: how often it waits for the storage pools of content that may be pinned.
+    async fn reserve_learning(self: &Arc<Self>, bytes: u64, rounds: u32) -> Result<Reservation> {
+        for _ in 0..rounds {
             let learned = self.layouts.learned();
             match self.reserve_now(bytes).await {
                 // Content whose storage pool is known by now may be evicted.

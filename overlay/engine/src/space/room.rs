@@ -194,7 +194,10 @@ impl Inner {
     /// Whether the background flush is expected to send a file.
     fn may_be_flushed(&self, ino: Ino) -> bool {
         let Ok(node) = self.node(ino) else { return false };
-        if self.policy_of(&node).flush() == FlushPolicy::Manual || self.flusher.errors.of(ino).is_some() {
+        if !self.knows_flush_settings(&node)
+            || self.policy_of(&node).flush() == FlushPolicy::Manual
+            || self.flusher.errors.of(ino).is_some()
+        {
             return false;
         }
         let state = node.state.lock();

@@ -48,7 +48,7 @@ impl Inner {
         if self.policy().needed().storage_pool && !self.knows_storage_pool(&node) {
             return Ok(Due::In(Lane::Later, AFTER_CLOSE));
         }
-        if !self.knows_directory_policies(&node) {
+        if !self.knows_flush_settings(&node) {
             // The owner of a directory may have said that it does not go to the pool. The next round asks.
             return Ok(Due::In(Lane::Later, AFTER_CLOSE));
         }

@@ -145,7 +145,7 @@ impl Inner {
     }
 
     /// Asks the pool whether a directory and those above it are still there.
-    pub(super) async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
+    pub(crate) async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
         let mut at = dir;
         while at != Ino::ROOT {
             let Some((parent, _)) = self.record_of(at)?.links.first().cloned() else { break };

@@ -277,9 +277,10 @@ impl Inner {
             Ok((taken, unknown))
         })
         .await?;
-        if let Err(error) = self.learn_directories(unknown).await {
-            // What is below them waits.
-            tracing::debug!(%error, "the policies of directories are not known");
+        if let Err(error) = self.learn_directories(unknown).await
+            && self.policies.may_tell_unknown()
+        {
+            tracing::warn!(%error, "the settings of directories are not known; what is below them waits");
         }
         let again = self.clone();
         let (due, until_us) = blocking(move || {
