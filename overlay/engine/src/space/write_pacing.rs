@@ -7,8 +7,8 @@
 //! are `write-back.pace-below` of the room in the fast pool and of a user's share of it, and the second half of
 //! `write-back.max-lag`.
 //!
-//! Writers are not slowed for what is not sent anyway: changes that wait for an operator or for the close of a file make no
-//! room, however slow the writers are.
+//! Writers are not slowed for what is not sent anyway: changes that wait for an operator, for the end of a job, or for the
+//! close of a file make no room, however slow the writers are.
 //!
 //! Only writes through the daemon can be slowed. So while writers are slowed, no file is opened for passthrough writes.
 
