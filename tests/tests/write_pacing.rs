@@ -5,6 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_api::operator::Status;
+use forebay_engine::{Overlay, Policy};
+use forebay_tests::engine::{self, Fixture, create, find, put};
 use forebay_tests::mount::{Mount, Options, content};
 
 const FILE: usize = 2 << 20;
@@ -97,7 +99,7 @@ fn writers_are_slowed_before_the_flush_is_too_late() {
 fn writers_are_not_slowed_for_what_is_not_sent() {
     for flush in ["manual", "job-end"] {
         let policy =
-            format!("[default]\nflush = \"{flush}\"\n[write-back]\npace-below = 1.0\nrate = \"1MiB\"\n");
+            format!("[default]\nflush = \"{flush}\"\n[write-back]\npace-below = 1.0\nrate = \"2MiB\"\n");
         let mount = mounted("256MiB", &policy);
         // The last ones slowly: what is to be sent is counted twice per second.
         let script = "for at in $(seq 64); do
@@ -108,4 +110,55 @@ fn writers_are_not_slowed_for_what_is_not_sent() {
         mount.forebay(["run", "--job", "j", "--", "sh", "-euc", script, dir.to_str().unwrap()], &[]).ok();
         assert_eq!(mount.status().counters.paced_writes, 0, "{flush}");
     }
+}
+
+/// An engine with 56 MiB that it does not have yet.
+async fn behind(fixture: &Fixture, policy: &str) -> Overlay {
+    let policy = Policy::parse(policy).unwrap();
+    let options = forebay_engine::Options { limit_bytes: Some(128 << 20), policy, ..fixture.options() };
+    let overlay = Overlay::open(options).await.unwrap();
+    for at in 0..48 {
+        engine::write(&overlay, &format!("f{at}"), &"x".repeat(1 << 20)).await.unwrap();
+    }
+    engine::write(&overlay, "large", &"x".repeat(8 << 20)).await.unwrap();
+    overlay
+}
+
+/// Writes now and then until `holds`.
+async fn write_until(overlay: &Overlay, what: &str, holds: impl Fn(&Status) -> bool) {
+    let small = create(overlay, what).await;
+    for at in 0..600 {
+        put(overlay, small, at * 4096, &[1; 4096]).await;
+        if holds(&overlay.status().await) {
+            return engine::close(overlay, small).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{what}: {:?}", overlay.status().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_is_slowed_copies_no_more_at_a_time_than_it_pays_for() {
+    let fixture = Fixture::new();
+    let policy = "[default]\nflush = \"idle:1h\"\n[write-back]\nrate = \"2MiB\"\npace-below = 1.0\n";
+    let overlay = behind(&fixture, policy).await;
+    write_until(&overlay, "slowed", |status| status.write_pace_bytes.is_some()).await;
+    let (source, target) = (find(&overlay, "large").await, create(&overlay, "copy").await);
+    assert_eq!(overlay.copy_range(source, 0, target, 0, 8 << 20).await.unwrap(), 1 << 20);
+    assert_eq!(overlay.copy_range(source, 1 << 20, target, 1 << 20, 7 << 20).await.unwrap(), 1 << 20);
+    engine::close(&overlay, target).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_are_not_slowed_any_more_when_only_an_operator_flushes() {
+    let fixture = Fixture::new();
+    let policy = |flush: &str| {
+        format!(
+            "[default]\nflush = \"{flush}\"\n[write-back]\nrate = \"2MiB\"\npace-below = 0\nmax-lag = \"500ms\"\n"
+        )
+    };
+    let overlay = behind(&fixture, &policy("idle:0s")).await;
+    write_until(&overlay, "slowed", |status| status.write_pace_bytes.is_some()).await;
+    overlay.set_policy(Policy::parse(&policy("manual")).unwrap()).await;
+    write_until(&overlay, "free", |status| status.write_pace_bytes.is_none()).await;
 }
