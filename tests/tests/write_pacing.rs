@@ -98,8 +98,7 @@ fn writers_are_slowed_before_the_flush_is_too_late() {
 #[test]
 fn writers_are_not_slowed_for_what_is_not_sent() {
     for flush in ["manual", "job-end"] {
-        let policy =
-            format!("[default]\nflush = \"{flush}\"\n[write-back]\npace-below = 1.0\nrate = \"2MiB\"\n");
+        let policy = format!("[default]\nflush = \"{flush}\"\n[write-back]\npace-below = 1.0\nrate = \"2MiB\"\n");
         let mount = mounted("256MiB", &policy);
         // The last ones slowly: what is to be sent is counted twice per second.
         let script = "for at in $(seq 64); do
@@ -153,9 +152,7 @@ async fn a_writer_that_is_slowed_copies_no_more_at_a_time_than_it_pays_for() {
 async fn writers_are_not_slowed_any_more_when_only_an_operator_flushes() {
     let fixture = Fixture::new();
     let policy = |flush: &str| {
-        format!(
-            "[default]\nflush = \"{flush}\"\n[write-back]\nrate = \"2MiB\"\npace-below = 0\nmax-lag = \"500ms\"\n"
-        )
+        format!("[default]\nflush = \"{flush}\"\n[write-back]\nrate = \"2MiB\"\npace-below = 0\nmax-lag = \"500ms\"\n")
     };
     let overlay = behind(&fixture, &policy("idle:0s")).await;
     write_until(&overlay, "slowed", |status| status.write_pace_bytes.is_some()).await;
