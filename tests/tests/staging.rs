@@ -2,17 +2,22 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_api::operator::{ContentState, FlushRequest, ListedPath, ReleaseRequest, StageRequest, Summary};
+use forebay_api::operator::{ContentState, FlushRequest, ListedPath, Progress, ReleaseRequest, StageRequest, Summary};
 use forebay_api::views::{ViewPhase, ViewRequest};
 use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
-use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, summary};
+use forebay_engine::{Advisor, Change, Foreseen, Ino, Lookup, Means, Options, Overlay, Policy, summary};
+use forebay_prefetch::plan::{StagingCandidate, StagingPlan};
+use forebay_prefetch::profile::{ExpectedRead, Reason};
+use forebay_prefetch::signature::Invocation;
 use forebay_system::process::Process;
 use forebay_tests::engine::*;
 use forebay_tests::process::wait_until;
+use futures::StreamExt;
 use futures::future::BoxFuture;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -510,4 +515,80 @@ async fn sums_of_the_sizes_of_sparse_files_do_not_overflow() {
     let released =
         summary(overlay.release_leases(ReleaseRequest { owner: "job".into(), ..Default::default() })).await.0;
     assert_eq!((released.files, released.bytes), (3, u64::MAX));
+}
+
+/// Expects that every command reads these files, each of one byte.
+struct Expects(&'static [&'static str]);
+
+impl Advisor for Expects {
+    fn foresee(&self, _invocation: &Invocation, _means: Means) -> Result<Foreseen> {
+        let (probability, why) = (1.0, Reason::Replayed { used: 1, seen: 1 });
+        let expected = |(path, rank): (&&str, u32)| ExpectedRead {
+            path: (*path).into(),
+            bytes: 1,
+            rank,
+            probability,
+            parts: None,
+            why: why.clone(),
+        };
+        let chosen = |rank: u32| StagingCandidate { file: rank.into(), bytes: 1, missing_bytes: 1, probability, rank };
+        let ranks = 0..self.0.len() as u32;
+        let plan = StagingPlan { chosen: ranks.clone().map(chosen).collect(), ..StagingPlan::default() };
+        Ok(Foreseen { expected: self.0.iter().zip(ranks).map(expected).collect(), plan })
+    }
+}
+
+fn of_a_command(dry_run: bool) -> StageRequest {
+    let invocation = serde_json::from_str(r#"{"user":0,"words":["a"]}"#).unwrap();
+    StageRequest { lease_owner: "job".into(), invocation: Some(invocation), dry_run, ..Default::default() }
+}
+
+/// A pool that refuses all calls for names that begin with `bad`, once this is set.
+struct RefusesBad(Arc<AtomicBool>);
+
+impl Around for RefusesBad {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        let is_bad = call.path.name().is_some_and(|name| name.starts_with(b"bad"));
+        if is_bad && self.0.load(Ordering::Relaxed) {
+            let refused = Error::new(ErrorKind::PermissionDenied, Side::Pool, call.path.to_string());
+            return Box::pin(async { Err(refused) });
+        }
+        inner
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expected_file_that_the_pool_refuses_is_reported_and_one_that_is_gone_is_not() {
+    let fixture = Fixture::new();
+    fixture.put("bad", b"1").await;
+    fixture.put("good", b"1").await;
+    let refuses = Arc::new(AtomicBool::new(false));
+    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), RefusesBad(refuses.clone())));
+    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    overlay.set_advisor(Arc::new(Expects(&["bad", "gone", "good"])));
+    find(&overlay, "bad").await;
+    refuses.store(true, Ordering::Relaxed);
+    let (staged, failed) = summary(overlay.stage(of_a_command(false))).await;
+    assert_eq!((staged.files, staged.failed), (1, 1), "{failed:?}");
+    assert!(failed[0].0.ends_with("bad"), "{failed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_names_no_expected_file_that_is_left_out() {
+    let fixture = Fixture::new();
+    // It has grown since its earlier use.
+    fixture.put("large", &vec![1; 3 << 20]).await;
+    fixture.put("small", b"1").await;
+    let overlay = fixture.limited(2 << 20).await;
+    overlay.set_advisor(Arc::new(Expects(&["large", "small"])));
+    let progress: Vec<Progress> = overlay.stage(of_a_command(true)).collect().await;
+    let wanted = progress.iter().filter_map(|step| match step {
+        Progress::Wanted(wanted) => Some(wanted.path.as_str()),
+        _ => None,
+    });
+    assert_eq!(wanted.collect::<Vec<_>>(), ["small"], "{progress:?}");
 }

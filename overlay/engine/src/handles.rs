@@ -406,7 +406,15 @@ impl Inner {
             let what = format!("{}: it is not in the fast pool", self.display(node.ino));
             Error::new(ErrorKind::NoSpace, Side::Cache, what)
         };
-        self.pace_writer(target, to_offset, len).await;
+        if !self.has_range(&mut source.state.lock(), range.clone())? {
+            return Err(not_resident(source));
+        }
+        // A writer that is slowed pays for one chunk, and copies no more.
+        let len = match self.pace_writer(target, to_offset, len.min(CHUNK_BYTES)).await {
+            true => len.min(CHUNK_BYTES),
+            false => len,
+        };
+        let range = from_offset..from_offset.saturating_add(len);
         let resident = {
             let mut state = source.state.lock();
             // Under the same lock: it may have been evicted since.

@@ -16,6 +16,7 @@ use forebay_backends::decorators::Rate;
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_policy::Write;
 use forebay_prefetch::plan::StagingRefusal;
+use forebay_prefetch::profile::ExpectedRead;
 use forebay_prefetch::signature::Invocation;
 use forebay_system::clock::unix_now;
 use futures::{FutureExt, Stream, StreamExt, stream};
@@ -57,10 +58,17 @@ struct ToStage {
     files: Vec<Ino>,
     /// How many of the files were requested. Those after them are only expected to be read.
     declared: usize,
+    /// Why those after them are expected to be read.
+    expected: Vec<(Ino, ExpectedRead)>,
     /// The bytes of files that came with a listing.
     arrived: HashMap<Ino, u64>,
     /// For the operator.
     message: Option<String>,
+}
+
+/// Whether an error says that a path is no file any more.
+fn is_gone(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale | ErrorKind::NotDirectory)
 }
 
 /// Runs `work` until a moment, and no longer. Returns `None` if it did not finish.
@@ -128,7 +136,7 @@ impl Overlay {
             reporter.done(Some("the time was up before all was found that is to be staged".into()));
             return Ok(());
         };
-        let ToStage { mut files, declared, arrived, mut message } = found?;
+        let ToStage { mut files, declared, expected, arrived, mut message } = found?;
         let (owner, is_jobs) = inner.owner(request.job.as_deref(), &request.lease_owner);
         let sizes = self.sizes_to_stage(&files, request.cluster).await?;
         // What is expected of a file is its size at an earlier use: it may have grown since.
@@ -140,6 +148,11 @@ impl Overlay {
             }
         }
         let _counted = self.keep_to_quota(&mut files, declared, owner, request, &mut message).await?;
+        if request.dry_run {
+            let kept: HashSet<Ino> = files.iter().skip(declared).copied().collect();
+            let wanted = expected.iter().filter(|(ino, _)| kept.contains(ino));
+            wanted.for_each(|(_, expected)| reporter.send(Progress::Wanted(expected.into())));
+        }
         let missing = sizes.missing_bytes(&files);
         let came = files.iter().filter_map(|ino| arrived.get(ino)).fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
         reporter.send(Progress::Planned { files: files.len() as u64, bytes: missing.saturating_add(came) });
@@ -233,15 +246,16 @@ impl Overlay {
         };
         let mut files = self.files_of(&request.paths, ask, reporter).await?;
         self.inner.keep_share(&mut files, request.cluster, reporter).await?;
-        let (declared, mut message) = (files.len(), None);
-        if let Some(invocation) = &request.invocation {
-            message = self.add_foreseen(&mut files, invocation, (begun, until), request, reporter).await?;
-        }
-        Ok(ToStage { files, declared, arrived: arrivals.0.into_inner(), message })
+        let declared = files.len();
+        let (message, expected) = match &request.invocation {
+            Some(invocation) => self.add_foreseen(&mut files, invocation, (begun, until), request, reporter).await?,
+            None => (None, Vec::new()),
+        };
+        Ok(ToStage { files, declared, expected, arrived: arrivals.0.into_inner(), message })
     }
 
     /// Adds to the declared files those that a command will probably read, in the order of its reads. Returns a message
-    /// for the operator.
+    /// for the operator, and what is known of the added files.
     async fn add_foreseen(
         &self,
         files: &mut Vec<Ino>,
@@ -249,7 +263,7 @@ impl Overlay {
         (begun, until): (Instant, Option<Instant>),
         request: &StageRequest,
         reporter: &Reporter,
-    ) -> Result<Option<String>> {
+    ) -> Result<(Option<String>, Vec<(Ino, ExpectedRead)>)> {
         let inner = &self.inner;
         let pool = self.pool_rate(request.bytes_per_second);
         let (mut declared_bytes, mut declared_seconds) = (0_u64, 0.0);
@@ -265,7 +279,8 @@ impl Overlay {
         let (inner_again, invocation_again) = (inner.clone(), invocation.clone());
         let foreseen = super::blocking(move || inner_again.advisor().foresee(&invocation_again, means)).await?;
         if foreseen.expected.is_empty() {
-            return Ok(Some(format!("no run like `{}` is known", invocation.signature().as_str())));
+            let message = format!("no run like `{}` is known", invocation.signature().as_str());
+            return Ok((Some(message), Vec::new()));
         }
         let declared: HashSet<Ino> = files.iter().copied().collect();
         let left_out = [(StagingRefusal::NoRoom, "room"), (StagingRefusal::NoTime, "time")]
@@ -275,22 +290,32 @@ impl Overlay {
             .map(|(files, lacks)| format!("{files} files that may be read are left out: there is no {lacks} for them"))
             .collect::<Vec<_>>();
         let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
-            let ino = self.resolve(&parse_path(&expected.path).ok()?).await.ok()?;
+            let ino = match self.resolve(&parse_path(&expected.path).ok()?).await {
+                Err(e) if is_gone(&e) => return None,
+                Err(e) => return Some(Err((expected.path, e))),
+                Ok(ino) => ino,
+            };
             // A path that is gone, or is no longer a file, is left out. The size must be that of now, because the room is
             // checked with it.
             inner.file_node(ino).ok()?;
-            inner.revalidate(ino, Age::Since(begun)).await.ok()?;
-            Some((ino, expected))
-        });
-        let mut found = std::pin::pin!(found.buffered(CONCURRENCY));
-        while let Some(found) = found.next().await {
-            let Some((ino, expected)) = found.filter(|(ino, _)| !declared.contains(ino)) else { continue };
-            if request.dry_run {
-                reporter.send(Progress::Wanted((&expected).into()));
+            match inner.revalidate(ino, Age::Since(begun)).await {
+                Err(e) if is_gone(&e) => None,
+                // Its staging reports other errors.
+                _ => Some(Ok((ino, expected))),
             }
-            files.push(ino);
+        });
+        let (mut found, mut wanted) = (std::pin::pin!(found.buffered(CONCURRENCY)), Vec::new());
+        while let Some(found) = found.next().await {
+            match found {
+                Some(Ok((ino, expected))) if !declared.contains(&ino) => {
+                    files.push(ino);
+                    wanted.push((ino, expected));
+                }
+                Some(Err((path, e))) => reporter.failed(path, &e),
+                _ => {}
+            }
         }
-        Ok((!left_out.is_empty()).then(|| left_out.join("; ")))
+        Ok(((!left_out.is_empty()).then(|| left_out.join("; ")), wanted))
     }
 
     /// Fetches the version that the pool has since `begun`. Returns the bytes that were not resident before.

@@ -239,14 +239,14 @@ impl Inner {
 
     /// Changes a content file in a way that takes room. The content file may be made immutable meanwhile, because the room
     /// ran out and passthrough writers were stopped. Then the attempt is repeated. It begins with
-    /// [`Self::writable_content`], which decides what to do.
+    /// [`Self::writable_content`], which decides what to do. What the pool does not permit is not repeated.
     pub(super) async fn change_with_room<T, F>(&self, node: &Node, attempt: impl Fn() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
         for _ in 0..ATTEMPTS {
             match attempt().await {
-                Err(e) if e.is(ErrorKind::NotPermitted) => {}
+                Err(e) if e.is(ErrorKind::NotPermitted) && e.side() != Side::Pool => {}
                 other => return other,
             }
         }

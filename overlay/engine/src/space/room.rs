@@ -124,12 +124,13 @@ impl Inner {
         .await
     }
 
-    /// Whether the background flush is expected to send so many bytes, so that they may be evicted then. Blocks.
+    /// Whether the background flush is expected to send so many bytes soon, so that they may be evicted then. Blocks.
     pub(super) fn has_to_send(&self, least: u64) -> Result<bool> {
         let mut bytes = 0;
         self.catalog.intents(|intent, _| {
             if let Intent::Inode(ino) = intent
                 && self.may_be_flushed(ino)
+                && !self.waits_for_job(ino)
             {
                 bytes += self.node(ino).and_then(|node| self.attr_of(&node)).map_or(0, |attr| attr.blocks * 512);
             }

@@ -7,8 +7,8 @@
 //! are `write-back.pace-below` of the room in the fast pool and of a user's share of it, and the second half of
 //! `write-back.max-lag`.
 //!
-//! Writers are not slowed for what is not sent anyway: changes that wait for an operator or for the close of a file make no
-//! room, however slow the writers are.
+//! Writers are not slowed for what is not sent anyway: changes that wait for an operator, for the end of a job, or for the
+//! close of a file make no room, however slow the writers are.
 //!
 //! Only writes through the daemon can be slowed. So while writers are slowed, no file is opened for passthrough writes.
 
@@ -195,8 +195,8 @@ pub(crate) struct WritePacer {
 
 impl Inner {
     /// Lets a writer wait that is about to make some bytes dirty, if the flush is behind. Call it before anything else is
-    /// held that other requests wait for.
-    pub(crate) async fn pace_writer(self: &Arc<Self>, node: &Node, offset: u64, len: u64) {
+    /// held that other requests wait for. Returns whether the writers of its user are slowed.
+    pub(crate) async fn pace_writer(self: &Arc<Self>, node: &Node, offset: u64, len: u64) -> bool {
         let below = self.policy().write_back.pace_below;
         let owner = FileOwner::of(&node.state.lock().record);
         let left = self.shares.margin_left(owner.uid, below).filter(|_| self.flusher.activity.sends_of(owner.uid));
@@ -213,7 +213,7 @@ impl Inner {
             pacer.rate_of(left).is_some()
         };
         if !is_slowed {
-            return;
+            return false;
         }
         let bytes = self.dirtied_by(node, offset, len);
         let pause = match bytes {
@@ -225,6 +225,7 @@ impl Inner {
             self.counters.paced_us.fetch_add(pause.as_micros() as u64, Ordering::Relaxed);
             tokio::time::sleep(pause).await;
         }
+        true
     }
 
     /// Returns the bytes per second to which each user's writers are slowed, because the flush is behind. `None`: they are

@@ -93,6 +93,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
     loop {
         if inner.policy().uniform().is_some_and(|policy| policy.flush() == FlushPolicy::Manual) {
             // Nothing becomes due by itself until another policy is in force.
+            inner.flusher.activity.note(HashSet::new(), 0);
             inner.flusher.bell.notified().await;
             continue;
         }
@@ -100,6 +101,8 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
             Ok(wait) => wait,
             Err(error) => {
                 tracing::error!(%error, "the queue of the flush cannot be read");
+                // What was noted may hold no longer.
+                inner.flusher.activity.note(HashSet::new(), 0);
                 Some(LOOK_EVERY)
             }
         };

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_backends::{ErrorKind, Result};
 use forebay_cache::CHUNK_BYTES;
@@ -32,6 +32,8 @@ const WHOLE_SHARE: f64 = 0.75;
 /// A file that has grown by no more than one part in so many is fetched as planned: a profile has sizes that are rounded by that
 /// much.
 const GROWTH_DIVISOR: u64 = 16;
+/// How long the room beside a job's own files is used again: to find it out, all dirty and leased files are visited.
+const ROOM_KNOWN_FOR: Duration = Duration::from_secs(5);
 
 /// What is staged for one job. It ends with the job.
 pub(crate) struct JobPrefetch {
@@ -49,9 +51,24 @@ struct PlannedRoom {
     planned_bytes: u64,
     /// The bytes beyond those planned, of files that have grown and for which there was room.
     grown: HashMap<Ino, u64>,
+    /// When the room for the job was found out, and the result.
+    found: Option<(Instant, u64)>,
 }
 
 impl PlannedRoom {
+    /// Returns the bytes that the job's files may take, as of a short while ago.
+    fn room_bytes(&mut self, now: Instant, find: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let is_known = |at: Instant| now.saturating_duration_since(at) < ROOM_KNOWN_FOR;
+        if let Some((at, bytes)) = self.found
+            && is_known(at)
+        {
+            return Ok(bytes);
+        }
+        let bytes = find()?;
+        self.found = Some((now, bytes));
+        Ok(bytes)
+    }
+
     /// Takes `more` bytes for a file beside all that is planned, if they fit into `room_bytes`.
     fn take(&mut self, ino: Ino, more: u64, room_bytes: u64) -> bool {
         let others = self.grown.iter().filter(|(other, _)| **other != ino).map(|(_, bytes)| bytes);
@@ -67,7 +84,7 @@ impl PlannedRoom {
 impl JobPrefetch {
     /// `planned_bytes`: the room that its plan takes, as far as it is known.
     pub(super) fn for_plan(stop: CancellationToken, planned_bytes: u64) -> Self {
-        let room = Mutex::new(PlannedRoom { planned_bytes, grown: HashMap::new() });
+        let room = Mutex::new(PlannedRoom { planned_bytes, ..PlannedRoom::default() });
         Self { stop, staged: Mutex::default(), foreseen: Mutex::default(), room }
     }
 }
@@ -151,8 +168,10 @@ impl Jobs {
         }
         let (inner, ahead) = (self.inner.clone(), ahead.clone());
         let fits = blocking(move || {
-            let room_bytes = inner.room_ahead_for(&ahead)?;
-            Ok(ahead.room.lock().take(ino, bytes - planned, room_bytes))
+            // Files whose turn comes meanwhile wait for the same answer.
+            let mut room = ahead.room.lock();
+            let room_bytes = room.room_bytes(Instant::now(), || inner.room_ahead_for(&ahead))?;
+            Ok(room.take(ino, bytes - planned, room_bytes))
         });
         Ok(if fits.await? { ranges } else { cut_off(ranges, as_planned) })
     }
@@ -240,6 +259,19 @@ mod tests {
         assert!(room.take(Ino(1), 30, 100) && room.take(Ino(1), 30, 100));
         assert!(!room.take(Ino(2), 21, 100) && room.take(Ino(2), 20, 100));
         assert!(!room.take(Ino(3), u64::MAX, 100));
+    }
+
+    #[test]
+    fn the_room_is_found_out_once_in_a_while() {
+        let (mut room, begun, mut asked) = (PlannedRoom::default(), Instant::now(), 0);
+        let mut at = |after: Duration| {
+            let find = || {
+                asked += 1;
+                Ok(asked)
+            };
+            room.room_bytes(begun + after, find).unwrap()
+        };
+        assert_eq!((at(Duration::ZERO), at(ROOM_KNOWN_FOR / 2), at(ROOM_KNOWN_FOR), at(ROOM_KNOWN_FOR)), (1, 1, 2, 2));
     }
 
     #[test]
