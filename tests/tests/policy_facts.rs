@@ -41,7 +41,7 @@ async fn until_engine_sent(fixture: &Fixture, path: &str, content: &str) {
 
 async fn is_there(overlay: &Overlay, path: &str) -> bool {
     let path = pool_path(path);
-    let parent = find(overlay, &path.parent().unwrap().to_string()).await;
+    let parent = find(overlay, path.parent().unwrap().to_string().trim_start_matches('/')).await;
     matches!(overlay.lookup(parent, path.name().unwrap()).await.unwrap(), Lookup::Found(_))
 }
 

@@ -174,7 +174,7 @@ fn what_is_discarded_is_counted_until_it_is_removed() {
     // What is mounted in a directory keeps it from being removed.
     let _created = LeftMounts(dir.clone());
     mount_bind(&mount.place.pool(), dir.join("a/held")).unwrap();
-    scratch(&mount, "discard", &["j"]).ok();
+    scratch(&mount, "discard", &[dir.to_str().unwrap()]).ok();
     assert!(used() >= BYTES && !dir.exists());
     let tree = fs::read_dir(&discarded).unwrap().next().unwrap().unwrap().path();
     // The next daemon finds it.

@@ -188,11 +188,15 @@ impl Overlay {
         let node = self.inner.node(ino)?;
         self.inner.learn_policy_facts(&node).await;
         self.inner.sync_through(&node).await?;
-        // What an owner may keep from the pool is flushed in the background, once the pool has told its settings.
-        if self.inner.knows_flush_settings(&node) && self.inner.policy_of(&node).flush() == FlushPolicy::OnClose {
-            return self.inner.flush_inode_now(ino).await;
+        if self.inner.policy_of(&node).flush() != FlushPolicy::OnClose {
+            return Ok(());
         }
-        Ok(())
+        // An owner may keep it from the pool. Once the pool has told the settings, it is flushed in the background.
+        if !self.inner.knows_flush_settings(&node) {
+            let what = format!("{}: the settings of a directory above it are not known", self.inner.display(ino));
+            return Err(Error::new(ErrorKind::Busy, Side::Pool, what));
+        }
+        self.inner.flush_inode_now(ino).await
     }
 
     /// Makes content and names durable: both survive a power cut when this returns.
