@@ -271,3 +271,30 @@ pub fn check_apart(pid: u32) -> io::Result<()> {
         false => refused("has a mount namespace that belongs to a user, who could make the view writable"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_opened_step_by_step_without_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::os::unix::fs::symlink(root.join("a"), root.join("link")).unwrap();
+        let found = File::from(open_by_steps(&root.join("a/b")).unwrap());
+        assert_eq!(found.metadata().unwrap().ino(), root.join("a/b").metadata().unwrap().ino());
+        for missing in ["link", "link/b", "none"] {
+            let refused = open_by_steps(&root.join(missing)).unwrap_err();
+            assert!(matches!(refused, Errno::NOENT | Errno::NOTDIR | Errno::LOOP), "{missing}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_a_mount_is_the_same_in_proc() {
+        for path in ["/", "/proc"] {
+            let file = File::open(path).unwrap();
+            assert_eq!(shown_mount_id(&file).unwrap(), mount_id(&file, "").unwrap(), "{path}");
+        }
+    }
+}
