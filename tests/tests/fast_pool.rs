@@ -8,7 +8,7 @@ use forebay_api::scratch::ScratchRequest;
 use forebay_backends::ErrorKind;
 use forebay_engine::salvage::{Salvage, salvage};
 use forebay_engine::{Options as EngineOptions, Overlay, Policy};
-use forebay_tests::engine::{Fixture, opened, read, write};
+use forebay_tests::engine::{Fixture, flushed, opened, read, write};
 use forebay_tests::mount::{Mount, Options, Place, attempt};
 use forebay_tests::process::{sh, wait_until};
 use forebay_tests::scratch::create;
@@ -158,6 +158,37 @@ async fn repair_waits_for_a_directory_that_is_not_there() {
     fs::rename(&away, &fast[1]).unwrap();
     assert!(repaired(&fast, &[]).is_some());
     close(opened(options).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_directory_that_is_left_off_is_given_up_unless_it_has_the_only_copy() {
+    let fixture = Fixture::new();
+    fixture.put("clean", b"clean").await;
+    let more = tempfile::tempdir_in("/var/tmp").unwrap();
+    let fast = [more.path().join("first"), more.path().join("second")];
+    let with = |count: usize| EngineOptions { fast: fast[..count].to_vec(), ..fixture.options() };
+    let overlay = opened(|| with(2)).await;
+    assert_eq!(read(&overlay, "clean").await.unwrap(), "clean");
+    // On a file system with both, content goes to the last one.
+    write(&overlay, "dirty", "only here").await.unwrap();
+    close(overlay).await;
+    let begun = Instant::now();
+    let refused = loop {
+        let error = Overlay::open(with(1)).await.err().unwrap();
+        if !error.is(ErrorKind::Busy) || begun.elapsed() > Duration::from_secs(30) {
+            break error;
+        }
+    };
+    assert!(refused.is(ErrorKind::InvalidInput) && refused.to_string().contains("dirty"), "{refused}");
+    let overlay = opened(|| with(2)).await;
+    flushed(&overlay).await;
+    close(overlay).await;
+    for count in [1, 1, 2, 2] {
+        let overlay = opened(|| with(count)).await;
+        assert_eq!(read(&overlay, "clean").await.unwrap(), "clean");
+        assert_eq!(read(&overlay, "dirty").await.unwrap(), "only here");
+        close(overlay).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -167,18 +167,20 @@ fn what_is_discarded_is_counted_until_it_is_removed() {
     let dir = create(&mount, &["--job", "j"]);
     let discarded = dir.parent().unwrap().with_file_name("discarded");
     let held = LeftMounts(discarded.clone());
-    fs::create_dir_all(dir.join("a/held")).unwrap();
-    fs::write(dir.join("a/f"), content(1, BYTES as usize)).unwrap();
+    fs::create_dir(dir.join("a")).unwrap();
+    fs::write(dir.join("a/held"), content(1, BYTES as usize)).unwrap();
+    fs::write(dir.join("a/f"), content(2, BYTES as usize)).unwrap();
     let used = || mount.status().used_bytes;
-    wait_until("it is counted", || used() >= BYTES);
-    // What is mounted in a directory keeps it from being removed.
+    wait_until("it is counted", || used() >= 2 * BYTES);
+    // A file that is a mountpoint cannot be removed.
     let _created = LeftMounts(dir.clone());
-    mount_bind(&mount.place.pool(), dir.join("a/held")).unwrap();
+    mount_bind(dir.join("a/held"), dir.join("a/held")).unwrap();
     scratch(&mount, "discard", &[dir.to_str().unwrap()]).ok();
     assert!(used() >= BYTES && !dir.exists());
+    wait_until("what is removed is free", || used() < 2 * BYTES);
+    assert!(used() >= BYTES);
     let tree = fs::read_dir(&discarded).unwrap().next().unwrap().unwrap().path();
     // The next daemon finds it.
-    fs::write(tree.join("a/more"), content(2, BYTES as usize)).unwrap();
     let old = mount.worker();
     mount.kill_worker();
     mount.wait_for_other_worker(old);

@@ -6,7 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_tests::mount::{Mount, Options, Place, attempt, content};
+use forebay_daemon::mounts;
+use forebay_daemon::registry::Phase;
+use forebay_tests::mount::{Mount, Options, Place, attempt, content, kill};
 use forebay_tests::process::{sh, wait_until};
 
 const SHELL: Duration = Duration::from_secs(60);
@@ -35,7 +37,8 @@ fn a_full_runtime_directory_does_not_end_the_worker() {
         assert!(bytes == content(number, 1000), "{number}");
     }
     assert!(worker.is_alive(), "{}", mount.log());
-    drop(open);
+    // The space of a file that is open is not given back.
+    drop((open, full));
     fs::remove_file("/run/forebay/full").unwrap();
     let again: Vec<File> = (0..FILES).map(|number| File::open(mount.path(number.to_string())).unwrap()).collect();
     mount.kill_worker();
@@ -66,6 +69,40 @@ fn a_mount_that_was_detached_serves_its_open_files_after_the_death_of_its_worker
     assert!(bytes == content(1, LEN));
     drop(file);
     wait_until("its daemon ends", || mount.runtime().load().is_err());
+}
+
+/// Each worker says that it serves, and dies on the requests that are sent again.
+#[test]
+fn a_detached_mount_whose_workers_die_again_and_again_ends() {
+    const LEN: usize = 20 << 20;
+    let place = Place::new();
+    fs::write(place.pool().join("large"), content(1, LEN)).unwrap();
+    let mount = Mount::on(place, Options::policy(MANUAL));
+    let file = File::open(mount.path("large")).unwrap();
+    sh(&mount.place.at(""), "umount --lazy mnt", SHELL);
+    wait_until("its daemon ends", || {
+        let Ok(state) = mount.runtime().load() else { return true };
+        state.worker.filter(|_| state.phase == Phase::Serving).into_iter().for_each(kill);
+        false
+    });
+    assert!(file.read_exact_at(&mut vec![0; LEN], 0).is_err());
+}
+
+/// The second signal detaches a mount that is in use.
+#[test]
+fn a_mount_that_a_signal_has_detached_gets_no_other_worker() {
+    let place = Place::new();
+    fs::write(place.pool().join("file"), "file").unwrap();
+    let mount = Mount::on(place, Options::policy(MANUAL));
+    let file = File::open(mount.path("file")).unwrap();
+    let (supervisor, worker) = (mount.state().supervisor, mount.worker());
+    wait_until("it is detached", || {
+        sh(&mount.place.at(""), &format!("kill -TERM {}", supervisor.pid), SHELL);
+        !mounts::is_ours(&mount.place.mnt())
+    });
+    kill(worker);
+    wait_until("its daemon ends", || mount.runtime().load().is_err());
+    drop(file);
 }
 
 /// A mount whose runtime directory is gone, as after the logout of its user.

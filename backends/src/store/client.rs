@@ -243,6 +243,16 @@ impl StoreRefusal {
         !self.code.is_empty()
     }
 
+    /// Whether the server redirected in a circle, or to where no request is sent.
+    pub(crate) fn is_not_followed(&self) -> bool {
+        self.code == NOT_FOLLOWED
+    }
+
+    /// The same, as a failure of the whole server.
+    pub(crate) fn of_server(self) -> Self {
+        Self { kind: ErrorKind::Unavailable, ..self }
+    }
+
     /// Whether the server redirected to a path with a slash at its end, and the redirection was not followed. A client of a
     /// web server does not follow those to the same path with a slash, and follows or fails at all others.
     pub(crate) fn is_to_directory(&self) -> bool {

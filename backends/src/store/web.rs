@@ -173,7 +173,8 @@ impl Web {
         self.lists_names = self.dav || {
             let whole = async { self.names(client, "").await?.try_for_each(|_| async { Ok(()) }).await };
             match whole.await {
-                Err(refusal) if refusal.is(ErrorKind::Unavailable) => return Err(refusal),
+                // A redirection of the root in a circle tells nothing of its names.
+                Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is_not_followed() => return Err(refusal),
                 read => answered(read)?.is_some(),
             }
         };
@@ -201,15 +202,24 @@ impl Web {
                 Err(refusal) if refusal.is(ErrorKind::NotFound) => {
                     return self.expect_root(client).await.map(|()| StoredObject::Nothing);
                 }
-                Err(refusal) => return Err(refusal),
+                Err(refusal) => return Err(self.of_path(client, refusal).await),
             }
         }
         match client.head(&place.key).await {
             Ok(Some(object)) => Ok(StoredObject::Object(object)),
             Ok(None) => self.expect_root(client).await.map(|()| StoredObject::Nothing),
             Err(refusal) if refusal.is_to_directory() => Ok(StoredObject::Directory(None)),
-            Err(refusal) => Err(refusal),
+            Err(refusal) => Err(self.of_path(client, refusal).await),
         }
+    }
+
+    /// Returns what the refusal of a path means. A redirection that is not followed is a failure of the whole server if its
+    /// root is refused as well.
+    async fn of_path(&self, client: &Client, refusal: StoreRefusal) -> StoreRefusal {
+        if !refusal.is_not_followed() {
+            return refusal;
+        }
+        self.expect_root(client).await.err().unwrap_or(refusal)
     }
 
     /// Fails with `Unavailable` if the server named files at the attach, and does not even have the pool's root now: what
@@ -224,13 +234,17 @@ impl Web {
         let answer = match (self.lists_names, self.dav) {
             (_, true) => is_collection(client, "").await.map(drop),
             (lists_names, false) => match client.head("").await {
-                // Not every server answers a HEAD for an index page.
-                Ok(None) if lists_names => client.send_for_body(StoreRequest::new(Method::GET, "")).await.map(drop),
+                // Not every server answers a HEAD for an index page, or answers it well.
+                Ok(None) if lists_names => get_root(client).await,
+                Err(refusal) if lists_names && refusal.is_servers() => get_root(client).await,
+                // Any status shows that it answers.
+                Err(refusal) if refusal.is_servers() => Ok(()),
                 answer => answer.map(drop),
             },
         };
         match answer {
             Err(refusal) if refusal.is(ErrorKind::NotFound) && self.lists_names => Err(refusal.of_listing()),
+            Err(refusal) if refusal.is_not_followed() && self.lists_names => Err(refusal.of_server()),
             Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
             _ => Ok(()),
         }
@@ -274,6 +288,11 @@ async fn propfind(client: &Client, key: &str, depth: &'static str) -> Result<(He
         .header(header::CONTENT_TYPE, "application/xml")?
         .body(PROPFIND_BODY.into());
     client.send_for_body(call).await
+}
+
+/// Asks for the index page of the root.
+async fn get_root(client: &Client) -> Result<(), StoreRefusal> {
+    client.send_for_body(StoreRequest::new(Method::GET, "")).await.map(drop)
 }
 
 async fn is_collection(client: &Client, key: &str) -> Result<bool, StoreRefusal> {
@@ -325,7 +344,15 @@ async fn entry(bucket: &Bucket, directory: &str, found: PageEntry) -> Result<Opt
             None => Ok(None),
         },
         Err(refusal) if refusal.is_to_directory() => Ok(implied(name)),
-        Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) => Err(refusal),
-        Err(refusal) => hidden(&refusal.message),
+        Err(refusal) => {
+            let refusal = match &bucket.web {
+                Some(web) => web.of_path(&bucket.client, refusal).await,
+                None => refusal,
+            };
+            match refusal.is(ErrorKind::Unavailable) || refusal.is(ErrorKind::Timeout) {
+                true => Err(refusal),
+                false => hidden(&refusal.message),
+            }
+        }
     }
 }

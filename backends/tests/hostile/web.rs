@@ -113,3 +113,53 @@ async fn a_redirection_that_is_not_followed_is_a_refusal_of_one_path() {
     }
     assert_eq!(pool.retried_requests(), 0);
 }
+
+const ROOT_PAGE: &str = "<html><head><title>Index of /</title></head><body><a href=\"f\">f</a></body></html>";
+const CIRCLE: &str = "302 Found\r\nLocation: /login";
+
+/// As that of a gateway that asks for a login.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_redirects_everything_in_a_circle_is_unreachable() {
+    static IS_GONE: AtomicBool = AtomicBool::new(true);
+    fn script(line: &str) -> HttpReply {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            _ if IS_GONE.load(Ordering::SeqCst) => HttpReply::Whole(CIRCLE, String::new()),
+            ["PROPFIND", ..] => HttpReply::Whole("405 Method Not Allowed", String::new()),
+            [_, "/", _] => HttpReply::Whole(HTML, ROOT_PAGE.to_owned()),
+            ["HEAD", "/f", _] => HttpReply::Whole(FILE, String::new()),
+            _ => HttpReply::Whole("404 Not Found", String::new()),
+        }
+    }
+    let server = Hostile::start(script).await;
+    let attached = StorePool::attach(&format!("http://127.0.0.1:{}", server.port), &Environment::default()).await;
+    assert!(attached.is_err(), "a pool without names");
+    IS_GONE.store(false, Ordering::SeqCst);
+    let pool = server.web().await;
+    assert_eq!(pool.stat(&path("f")).await.unwrap().size, 3);
+    IS_GONE.store(true, Ordering::SeqCst);
+    for name in ["", "f"] {
+        let error = pool.stat(&path(name)).await.unwrap_err();
+        assert!(error.is(ErrorKind::Unavailable), "{name}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_fails_at_the_head_of_its_root_answers() {
+    fn script(line: &str) -> HttpReply {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["PROPFIND", ..] => HttpReply::Whole("405 Method Not Allowed", String::new()),
+            ["HEAD", "/", _] => HttpReply::Whole("500 Internal Server Error", String::new()),
+            ["GET", "/", _] => HttpReply::Whole(HTML, ROOT_PAGE.to_owned()),
+            _ => HttpReply::Whole("404 Not Found", String::new()),
+        }
+    }
+    let bare = |line: &str| match line.starts_with("GET") {
+        true => HttpReply::Whole("404 Not Found", String::new()),
+        false => script(line),
+    };
+    for script in [script as fn(&str) -> HttpReply, bare] {
+        let server = Hostile::start(script).await;
+        let pool = server.web().await;
+        assert_eq!(pool.stat(&path("")).await.unwrap().kind, FileKind::Directory);
+    }
+}

@@ -6,6 +6,7 @@ use forebay_api::operator::{Progress, StageRequest, Summary};
 use forebay_api::views::{View, ViewChanges, ViewPhase, ViewRequest, ViewVerb};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::{self, RegisteredMount};
+use forebay_daemon::view_mounts::AttachedView;
 use forebay_daemon::{Failure, FailureKind, client, view_mounts};
 use serde::Serialize;
 
@@ -141,10 +142,25 @@ fn complete(
 /// nothing else would take an empty tree away.
 fn mount(entry: &RegisteredMount, view: &View, namespace_of: Option<u32>) -> Result<(), Failure> {
     let attached = view_mounts::attach(entry, view, namespace_of)?;
-    tell_mounted(entry, view).map_err(|failure| match attached.take_away() {
+    tell_mounted(entry, view).map_err(|failure| taken_away(attached, failure))
+}
+
+/// Mounts a view again, and tells the daemon. It stays mounted if the daemon does not answer, as those stay that were mounted
+/// before the daemon was gone.
+fn mount_again(entry: &RegisteredMount, view: &View) -> Result<(), Failure> {
+    let attached = view_mounts::attach(entry, view, None)?;
+    tell_mounted(entry, view).map_err(|failure| match failure.kind {
+        // `Stale` and `NotFound` in the daemon.
+        FailureKind::Other | FailureKind::Incomplete => taken_away(attached, failure),
+        _ => failure,
+    })
+}
+
+fn taken_away(attached: AttachedView, failure: Failure) -> Failure {
+    match attached.take_away() {
         Ok(()) => failure,
         Err(stays) => Failure { what: format!("{}; {}", failure.what, stays.what), ..failure },
-    })
+    }
 }
 
 /// Tells the daemon that a view is mounted. An older daemon does not know this request, and does not wait for it.
@@ -215,7 +231,7 @@ fn restore(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
         let to_restore =
             |view: &View| view.phase == ViewPhase::Laid && !view.for_job && !view_mounts::is_mounted(&entry, view);
         for view in views(&entry)?.into_iter().filter(to_restore) {
-            mount(&entry, &view, None)?;
+            mount_again(&entry, &view)?;
             match output.json {
                 true => output.json(&at_mount(&entry, &view)),
                 false => output.line(line(&entry, &view)),
@@ -231,7 +247,7 @@ pub fn restore_after_mount(mountpoint: &Path, output: &Output) {
     for view in views(&found.entry).unwrap_or_default() {
         if view.phase == ViewPhase::Laid
             && !view.for_job
-            && let Err(failure) = mount(&found.entry, &view, None)
+            && let Err(failure) = mount_again(&found.entry, &view)
         {
             output.note(format!("{}: {failure}", view.id));
         }

@@ -203,7 +203,7 @@ impl Device {
     ///
     /// # Errors
     /// The device does not work. A full one does.
-    pub(crate) fn probe(&self) -> Result<()> {
+    pub fn probe(&self) -> Result<()> {
         let failed = |what: &'static str| move |e| self.failed(what, e);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);

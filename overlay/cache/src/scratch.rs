@@ -31,6 +31,16 @@ const DISCARDED: &str = "discarded";
 /// Other users may pass through a directory, and not list it.
 const PASSABLE: u32 = 0o711;
 
+/// What became of a discarded tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// One of its files is removed, which occupied so many bytes.
+    Freed(u64),
+    Gone,
+    /// A part of it cannot be removed.
+    Stopped,
+}
+
 impl ContentStore {
     /// Returns the path of a scratch directory.
     ///
@@ -141,11 +151,11 @@ impl ContentStore {
         count(&device.path.join(DISCARDED).join(number.to_string()), Seal::Keep).unwrap_or(0)
     }
 
-    /// Removes all trees that were discarded. Tells the device and the number of each that is gone. Blocks.
+    /// Removes all trees that were discarded. Tells the device and the number of each, and what became of it. Blocks.
     ///
     /// # Errors
     /// The first tree that cannot be removed. The others are removed all the same.
-    pub fn remove_discarded(&self, mut gone: impl FnMut((usize, u64))) -> Result<()> {
+    pub fn remove_discarded(&self, mut told: impl FnMut((usize, u64), Removal)) -> Result<()> {
         let mut removed = Ok(());
         for device in self.devices() {
             let dir = device.path.join(DISCARDED);
@@ -155,13 +165,15 @@ impl ContentStore {
                 let failed = |e: io::Error| {
                     Err(Error::io(e, Side::Cache, format!("remove {} in {}", name.escape_ascii(), dir.display())))
                 };
-                match prune::prune(&base, &name, prune::Prune::Everything) {
-                    Ok(true) => {
-                        let number = std::str::from_utf8(&name).ok().and_then(|name| name.parse().ok());
-                        number.into_iter().for_each(|number| gone((device.number, number)));
+                let number: Option<u64> = std::str::from_utf8(&name).ok().and_then(|name| name.parse().ok());
+                let mut tell = |what| number.into_iter().for_each(|number| told((device.number, number), what));
+                match prune::prune(&base, &name, prune::Prune::Everything, |bytes| tell(Removal::Freed(bytes))) {
+                    Ok(true) => tell(Removal::Gone),
+                    stopped => {
+                        tell(Removal::Stopped);
+                        let why = stopped.err().unwrap_or_else(|| io::ErrorKind::DirectoryNotEmpty.into());
+                        removed = removed.and(failed(why));
                     }
-                    Ok(false) => removed = removed.and(failed(io::ErrorKind::DirectoryNotEmpty.into())),
-                    Err(e) => removed = removed.and(failed(e)),
                 }
             }
         }

@@ -30,6 +30,11 @@ pub(super) fn not_opened(path: &Path, error: &rocksdb::Error) -> Error {
     let text = error.as_ref();
     let error = match (errno_in(text), error.kind()) {
         (Some(libc::ENOSPC), _) => of(ErrorKind::NoSpace, "make room there"),
+        (Some(libc::EIO), _) => {
+            let what =
+                "cannot be read; if the rest of its device works, `forebay fsck --repair` saves what can be read";
+            of(ErrorKind::Os(libc::EIO), what)
+        }
         (Some(errno), _) => of(ErrorKind::from_errno(errno), "cannot be opened"),
         (None, _) if text.contains("/LOCK") => of(ErrorKind::Busy, "another process has it open"),
         (None, rocksdb::ErrorKind::Corruption) => damaged(path),
@@ -40,7 +45,7 @@ pub(super) fn not_opened(path: &Path, error: &rocksdb::Error) -> Error {
             let what = "a newer forebay made it: use that program to flush it, then give an empty fast pool";
             of(ErrorKind::InvalidInput, what)
         }
-        (None, _) => of(ErrorKind::Os(libc::EIO), "cannot be opened"),
+        (None, _) => of(ErrorKind::InvalidInput, "cannot be opened"),
     };
     error.with_source(text.to_owned())
 }
@@ -58,6 +63,15 @@ pub fn damaged(path: &Path) -> Error {
 
 pub(super) fn corrupt(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, Side::Cache, format!("catalog record in {what}: run `forebay fsck`"))
+}
+
+/// The error for a database that does not give all of its records. Its kind tells a failed read (`EIO`) from other errnos.
+pub(super) fn unread(error: rocksdb::Error) -> Error {
+    let what = "read the catalog";
+    match errno_in(error.as_ref()) {
+        Some(errno) => Error::new(ErrorKind::from_errno(errno), Side::Cache, what).with_source(error),
+        None => failed(what, error),
+    }
 }
 
 /// The error for an operation of an open database.

@@ -7,7 +7,7 @@ use std::path::Path;
 use forebay_backends::{Error, Result, Side};
 use rocksdb::{DB, IteratorMode, Options};
 
-use super::{Catalog, Durability, boot_id, cf, corrupt, failed, may_be_torn, open_db};
+use super::{Catalog, Durability, boot_id, cf, corrupt, errors::unread, failed, may_be_torn, open_db};
 
 /// The seed tables get file numbers that are this far above the existing ones.
 const APART: u64 = 1000;
@@ -21,7 +21,7 @@ pub fn check(catalog: &Path) -> Result<()> {
     for name in cf::ALL {
         let family = db.cf_handle(name).ok_or_else(|| corrupt(name))?;
         for item in db.iterator_cf(family, IteratorMode::Start) {
-            item.map_err(|e| failed("read the catalog", e))?;
+            item.map_err(unread)?;
         }
     }
     Ok(())
@@ -58,7 +58,11 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         // Skips RocksDB's own text log and its lock: they contain no records.
         let name = entry.file_name();
         if entry.file_type()?.is_file() && !name.to_string_lossy().starts_with("LO") {
-            fs::copy(entry.path(), &target)?;
+            match fs::copy(entry.path(), &target) {
+                // The part before a block that cannot be read is kept.
+                Err(e) if e.raw_os_error() == Some(libc::EIO) => {}
+                copied => _ = copied?,
+            }
         }
     }
     Ok(())

@@ -281,8 +281,11 @@ fn not_ours(what: &str, dir: &Path) -> Result<(), Failure> {
 }
 
 /// Fails if a directory lies where a file system of `/etc/fstab` is to be mounted: once it is, it would hide what was made
-/// there.
+/// there. A directory that is part of a fast pool already may be used.
 fn not_beneath(what: &str, dir: &Path) -> Result<(), Failure> {
+    if dir.join("device").exists() {
+        return Ok(());
+    }
     let Some(at) = mounts::not_mounted_above(dir) else { return Ok(()) };
     let (dir, at) = (dir.display(), at.display());
     Err(Failure::usage(format!("{what} {dir} is to be on the file system {at}, which is not mounted"))

@@ -156,6 +156,8 @@ struct Supervisor {
     state: MountState,
     device: OwnedFd,
     signals: Signals,
+    /// A signal has asked for the end of the mount.
+    asked_to_end: bool,
     _lock: File,
 }
 
@@ -182,7 +184,15 @@ impl Supervisor {
             restarts: 0,
             last_exit: None,
         };
-        Ok(Self { program: program()?, runtime, state, device, signals: Signals::new()?, _lock: lock })
+        Ok(Self {
+            program: program()?,
+            runtime,
+            state,
+            device,
+            signals: Signals::new()?,
+            asked_to_end: false,
+            _lock: lock,
+        })
     }
 
     async fn supervise(&mut self, on_ready: &dyn Fn(&Ready)) -> Result<(), Failure> {
@@ -216,7 +226,7 @@ impl Supervisor {
             self.phase(if rapid > limits::RAPID_CRASHES { Phase::Failing } else { Phase::Restarting });
             let pause = pause(useless, rapid, panicked);
             tracing::error!("the worker {why}; the mount is kept, another worker starts in {} ms", pause.as_millis());
-            if self.paused(pause, useless).await {
+            if self.paused(pause, useless.max(rapid)).await {
                 return Ok(());
             }
         }
@@ -246,6 +256,7 @@ impl Supervisor {
                     }
                     // No process answers the kernel yet, so only a lazy unmount is sure not to wait.
                     () = self.signals.stop(), if on_ready.is_none() => {
+                        self.asked_to_end = true;
                         let mountpoint = self.state.config.mountpoint.clone();
                         tokio::task::spawn_blocking(move || stop(&mountpoint, true));
                     }
@@ -295,6 +306,7 @@ impl Supervisor {
                 status = child.wait() => return status,
                 () = self.signals.stop() => {
                     asked += 1;
+                    self.asked_to_end = true;
                     let mountpoint = self.state.config.mountpoint.clone();
                     tokio::task::spawn_blocking(move || stop(&mountpoint, asked > 1));
                 }
@@ -304,13 +316,15 @@ impl Supervisor {
     }
 
     /// Pauses before the next worker. Returns true if the mount is over afterwards: the kernel has ended its connection. One
-    /// that was only detached, or in this namespace alone, may have users. It is over if no worker comes to serve them, or if
-    /// a signal asks for its end: then they get errors instead of waiting for ever.
-    async fn paused(&mut self, pause: Duration, useless: u32) -> bool {
+    /// that was only detached, or in this namespace alone, may have users. It is over if `failed`, the workers in a row that
+    /// served nothing or died early, are many, or if a signal has asked for its end: then they get errors instead of waiting
+    /// for ever.
+    async fn paused(&mut self, pause: Duration, failed: u32) -> bool {
         tokio::select! {
             () = tokio::time::sleep(pause) => {
                 is_disconnected(&self.device)
-                    || useless > limits::RAPID_CRASHES && !mounts::is_ours(&self.state.config.mountpoint)
+                    || (failed > limits::RAPID_CRASHES || self.asked_to_end)
+                        && !mounts::is_ours(&self.state.config.mountpoint)
             }
             // No process answers the kernel now, so only a lazy unmount is sure not to wait.
             () = self.signals.stop() => {

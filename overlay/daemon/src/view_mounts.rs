@@ -46,8 +46,11 @@ impl AttachedView {
         let failed = |e: io::Error| Failure::given(format!("unmount {}", self.place.display()), &e);
         match self.namespace_of {
             Some(pid) => {
-                let away = || bind::detach_in_namespace(&self.place, id).map(drop);
-                bind::in_namespace_of(pid, &self.mountpoint, away).map_err(failed)
+                let away = || bind::detach_in_namespace(&self.place, id);
+                let is_away = bind::in_namespace_of(pid, &self.mountpoint, away).map_err(failed)?;
+                // Directories above it may have been renamed. The namespace of a process that has ended is gone.
+                let stays = !is_away && mounts::list_of(pid).is_ok_and(|all| all.iter().any(|at| at.id == id));
+                if stays { Err(failed(io::ErrorKind::ResourceBusy.into())) } else { Ok(()) }
             }
             None => {
                 let all = mounts::list().map_err(failed)?;

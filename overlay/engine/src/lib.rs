@@ -443,19 +443,23 @@ fn has_catalog(fast: &std::path::Path) -> Result<bool> {
 fn another_fast_pool(fast: &std::path::Path) -> Error {
     let what = format!(
         "fast-pool directory {} is another one than before, without the catalog of this mount: if its file system is not \
-         mounted, or something is mounted over it, undo that; programs wait",
+         mounted, or something is mounted over it, undo that; programs wait; if it is lost: `forebay umount --lazy`, then \
+         `forebay fsck --repair`, or a new mount",
         fast.display()
     );
     Error::new(ErrorKind::Unavailable, Side::Cache, what)
 }
 
 /// Marks the directories of the fast pool, and records which of them are marked. One that was is refused without its mark.
+/// One that is not given any more is given up.
 fn mark_devices(store: &ContentStore, catalog: &Catalog, id: &str) -> Result<()> {
     const KEY: &str = "marked_devices";
-    let known: BTreeSet<usize> = catalog.meta(KEY)?.unwrap_or_default();
+    let before: BTreeSet<usize> = catalog.meta(KEY)?.unwrap_or_default();
+    let mut known = before.clone();
+    tiers::absent::give_up_directories(store, catalog, &mut known)?;
     let all = &known | &store.identify(id, &known)?;
     // After the marks are on the disk.
-    if all == known { Ok(()) } else { catalog.set_meta(KEY, &all) }
+    if all == before { Ok(()) } else { catalog.set_meta(KEY, &all) }
 }
 
 /// Binds the fast pool to one pool. Fails if it caches another pool.

@@ -44,8 +44,10 @@ pub fn salvage(fast: &[PathBuf], tiers: &[PathBuf]) -> Result<Option<Salvage>> {
     let catalog = first.join("catalog");
     match sound(&first).and_then(|()| rebuild::check(&catalog)) {
         Ok(()) => return Ok(None),
-        Err(e) if !e.is(ErrorKind::Corrupt) => return Err(e),
-        Err(_) => {}
+        Err(e) if e.is(ErrorKind::Corrupt) => {}
+        // Some blocks of the catalog cannot be read. Of a device that does not work, nothing is known.
+        Err(e) if e.is(ErrorKind::Os(libc::EIO)) && store.devices().first().is_some_and(|at| at.probe().is_ok()) => {}
+        Err(e) => return Err(e),
     }
     // An earlier call may have been interrupted after it took the catalog away.
     if fs::read_dir(&catalog).is_ok_and(|mut files| files.next().is_some()) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::scratch::{CommitReport, CommitRequest, MergeRequest, ScratchDir, ScratchRequest, check_scratch_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_cache::scratch::{Seal, count};
+use forebay_cache::scratch::{Removal, Seal, count};
 use forebay_cache::{ContentNumbers, Reservation};
 use forebay_system::clock::unix_now;
 use parking_lot::{Condvar, Mutex};
@@ -127,8 +127,9 @@ impl Overlay {
         }
         let limit = request.limit_bytes;
         let owner = FileOwner { uid, gid };
-        let promised = inner.quota_room(&owner.limited(), limit.unwrap_or(0), 0).await?;
+        // The promise comes last: the other one may be waited for.
         let reserved = inner.reserve_for_scratch(limit.unwrap_or(0)).await?;
+        let promised = inner.quota_room(&owner.limited(), limit.unwrap_or(0), 0).await?;
         blocking(move || {
             let record = ScratchRecord {
                 uid,
@@ -188,19 +189,18 @@ impl Overlay {
         let mut all = inner.scratch.known.lock();
         let Some(known) = all.remove(id) else { return Ok(()) };
         let device = known.record.device;
-        // Until the files are removed, the device has them. What was reserved beyond them is free at once.
-        let kept_bytes = match known.used_bytes {
-            _ if !is_there => 0,
-            0 => known.charged_bytes,
-            used => used.min(known.charged_bytes),
-        };
-        inner.scratch.discarded.lock().insert((device, number), kept_bytes);
+        // Until the files are removed, the device has them. What was reserved beyond them is free at once. A tree that was
+        // not counted yet is counted by the loop that removes it.
+        let kept_bytes = if is_there { known.used_bytes.min(known.charged_bytes) } else { 0 };
+        if kept_bytes > 0 {
+            inner.scratch.discarded.lock().insert((device, number), kept_bytes);
+        }
         // Before the directory goes: one that is not there at the next start is missing, and not discarded.
         let removed = inner.save_scratch(&all).and_then(|()| match is_there {
             true => inner.store.discard_scratch(device, id, number),
             false => Ok(()),
         });
-        if removed.is_err() || !is_there {
+        if removed.is_err() {
             inner.scratch.discarded.lock().remove(&(device, number));
         }
         if let Err(error) = removed {
@@ -370,7 +370,7 @@ impl Inner {
         }
     }
 
-    /// Reserves the space of a scratch directory. Waits for the removal of others if there is no room.
+    /// Reserves the space of a scratch directory. Waits for the removal of others if that makes the room.
     async fn reserve_for_scratch(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
         let until = Instant::now() + TAKEN_MAX;
         loop {
@@ -379,28 +379,60 @@ impl Inner {
                 Err(error) if error.is(ErrorKind::NoSpace) => error,
                 other => return other,
             };
-            if self.scratch.discarded.lock().is_empty() || Instant::now() >= until {
+            let leaving: u64 = self.scratch.discarded.lock().values().sum();
+            let inner = self.clone();
+            let room = blocking(move || Ok(inner.room_after_eviction())).await?;
+            if leaving == 0 || bytes > room.saturating_add(leaving) || Instant::now() >= until {
                 return Err(error);
             }
             let _ = tokio::time::timeout_at(until.into(), removed).await;
         }
     }
 
-    /// Removes what was discarded. Its bytes are free when it is gone. Those of the last daemon are counted first.
+    /// Removes what was discarded. The bytes of each file are free when it is gone. Trees without a count are counted first.
     fn remove_discarded_scratch(&self) -> Result<()> {
-        for at in self.store.discarded() {
+        let found = {
+            // A tree gets its count before its place, both under this lock.
+            let _known = self.scratch.known.lock();
+            let found = self.store.discarded();
+            let mut counted = self.scratch.discarded.lock();
+            counted.retain(|at, bytes| {
+                let is_there = found.contains(at);
+                if !is_there {
+                    self.store.account_on(at.0, *bytes, 0);
+                }
+                is_there
+            });
+            found
+        };
+        for at in found {
             if !self.scratch.discarded.lock().contains_key(&at) {
                 let bytes = self.store.count_discarded(at);
-                self.scratch.discarded.lock().insert(at, bytes);
-                self.store.account_on(at.0, 0, bytes);
+                self.count_discarded(at, |_| bytes);
             }
         }
-        self.store.remove_discarded(|at| {
-            if let Some(bytes) = self.scratch.discarded.lock().remove(&at) {
-                self.store.account_on(at.0, bytes, 0);
+        self.store.remove_discarded(|at, removal| match removal {
+            Removal::Freed(bytes) => self.count_discarded(at, |counted| counted.saturating_sub(bytes)),
+            Removal::Gone => {
+                if let Some(bytes) = self.scratch.discarded.lock().remove(&at) {
+                    self.store.account_on(at.0, bytes, 0);
+                }
+                self.scratch.removed.notify_waiters();
             }
-            self.scratch.removed.notify_waiters();
+            Removal::Stopped => {
+                let left = self.store.count_discarded(at);
+                self.count_discarded(at, |_| left);
+                self.scratch.removed.notify_waiters();
+            }
         })
+    }
+
+    /// Sets what the space budget counts for a tree that is being removed.
+    fn count_discarded(&self, at: (usize, u64), count: impl FnOnce(u64) -> u64) {
+        let mut all = self.scratch.discarded.lock();
+        let counted = all.entry(at).or_insert(0);
+        let before = std::mem::replace(counted, count(*counted));
+        self.store.account_on(at.0, before, *counted);
     }
 
     /// Counts all directories. Returns when they should be counted again.

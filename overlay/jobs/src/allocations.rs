@@ -308,6 +308,8 @@ impl JobsInner {
             owners.extend(leases.holding(0).map(|lease| lease.owner.clone()));
             Ok(true)
         })?;
+        let scratch: HashMap<String, u64> =
+            self.engine.scratch_dirs()?.into_iter().map(|dir| (dir.id, dir.created_unix)).collect();
         for mut record in all {
             let _lock = self.allocations.lock(&record.id);
             if record.state == AllocationState::Running && record.is_of_earlier_boot() {
@@ -317,7 +319,9 @@ impl JobsInner {
             }
             self.allocations.note(&record);
             // The earlier daemon may have died before it removed it. That of a failed allocation may hold results.
-            if matches!(record.state, AllocationState::Done | AllocationState::Cancelled) {
+            if matches!(record.state, AllocationState::Done | AllocationState::Cancelled)
+                && scratch.get(&record.id).is_some_and(|created_unix| *created_unix < record.since_unix)
+            {
                 self.discard_scratch_later(record.clone(), record.since_unix);
             }
             // The earlier daemon may have died while it ended them.

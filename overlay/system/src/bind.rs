@@ -72,7 +72,7 @@ impl DetachedMount {
     /// Returns the number of the mount, which stays the same when it is attached.
     ///
     /// # Errors
-    /// `Unsupported` before Linux 5.8.
+    /// `Unsupported` if neither the kernel nor `/proc` tells it.
     pub fn id(&self) -> io::Result<u64> {
         mount_id(&self.0, "")?.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
@@ -94,9 +94,14 @@ impl DetachedMount {
 /// `ResourceBusy` if it is in use and `lazy` is false, or if it is covered by another mount.
 pub fn detach(at: &MountEntry, lazy: bool) -> io::Result<()> {
     let mut place = at.mountpoint.clone();
+    let mut last = None;
     for _ in 0..DETACH_ATTEMPTS {
-        if detach_at(&place, at.id, lazy)? {
-            return Ok(());
+        match detach_at(&place, at.id, lazy) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // It is not there any more, or this process may not unmount it.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => last = Some(e),
+            Err(e) => return Err(e),
         }
         let is_same = |now: &MountEntry| (now.id, &now.device, &now.root) == (at.id, &at.device, &at.root);
         match mounts::list()?.into_iter().find(is_same) {
@@ -106,7 +111,7 @@ pub fn detach(at: &MountEntry, lazy: bool) -> io::Result<()> {
         }
     }
     let what = format!("{}: another mount covers it, or directories above it are renamed", place.display());
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, what))
+    Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, what)))
 }
 
 /// Detaches the mount with this number, if a path leads to it without symbolic links. Returns whether it did.
@@ -124,12 +129,14 @@ fn detach_at(place: &Path, id: u64, lazy: bool) -> io::Result<bool> {
         if mount_id(&mount, "")? != Some(id) {
             return Ok(false);
         }
-        return unmounted(rustix::mount::unmount(own_path(&mount), UnmountFlags::DETACH));
+        rustix::mount::unmount(own_path(&mount), UnmountFlags::DETACH)?;
+        return Ok(true);
     }
     if mount_id(&parent, name)? != Some(id) {
         return Ok(false);
     }
-    unmounted(rustix::mount::unmount(own_path(&parent).join(name), UnmountFlags::NOFOLLOW))
+    rustix::mount::unmount(own_path(&parent).join(name), UnmountFlags::NOFOLLOW)?;
+    Ok(true)
 }
 
 /// Detaches the mount with this number from a place, in a thread that [`in_namespace_of`] made. `/proc` may show other
@@ -152,24 +159,56 @@ fn parent_of(place: &Path) -> Option<(&Path, &OsStr)> {
 /// Opens a directory whose path has no symbolic links. `None` if there is none at this moment.
 fn open_exactly(path: &Path) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+    let opened = match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        // Before Linux 5.6; or in a container whose filter does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => open_by_steps(path),
+        opened => opened,
+    };
+    match opened {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
         opened => Ok(Some(opened?)),
     }
 }
 
+/// The same, one name after the other.
+fn open_by_steps(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut names = path.components();
+    let first = names.next().map_or(OsStr::new("."), |name| name.as_os_str());
+    let mut dir = rustix::fs::open(first, flags, Mode::empty())?;
+    for name in names {
+        dir = rustix::fs::openat(&dir, name.as_os_str(), flags, Mode::empty())?;
+    }
+    Ok(dir)
+}
+
 /// Returns the number of the mount that is seen at a name in a directory; an empty name stands for the open file itself.
 /// The file system is asked for nothing: it may not answer, or may refuse to answer root.
-fn mount_id(dir: impl AsFd, name: impl rustix::path::Arg) -> io::Result<Option<u64>> {
+fn mount_id(dir: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Option<u64>> {
+    let (dir, name) = (dir.as_fd(), name.as_ref());
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    // The kernel gives the number always.
+    // The kernel gives the number always, since Linux 5.8.
     match rustix::fs::statx(dir, name, flags, StatxFlags::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         stat => {
             let stat = stat?;
-            Ok((stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id))
+            if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 {
+                return Ok(Some(stat.stx_mnt_id));
+            }
+            // Before Linux 5.8.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match name.is_empty() {
+                true => shown_mount_id(dir),
+                false => shown_mount_id(rustix::fs::openat(dir, name, flags, Mode::empty())?),
+            }
         }
     }
+}
+
+/// Returns the number of the mount of an open file, as `/proc` shows it.
+fn shown_mount_id(file: impl AsFd) -> io::Result<Option<u64>> {
+    let shown = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
+    Ok(shown.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok()))
 }
 
 /// The path of an open file, whatever becomes of its names.
@@ -230,5 +269,32 @@ pub fn check_apart(pid: u32) -> io::Result<()> {
     match owner.metadata()?.ino() == std::fs::metadata("/proc/self/ns/user")?.ino() {
         true => Ok(()),
         false => refused("has a mount namespace that belongs to a user, who could make the view writable"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_opened_step_by_step_without_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::os::unix::fs::symlink(root.join("a"), root.join("link")).unwrap();
+        let found = File::from(open_by_steps(&root.join("a/b")).unwrap());
+        assert_eq!(found.metadata().unwrap().ino(), root.join("a/b").metadata().unwrap().ino());
+        for missing in ["link", "link/b", "none"] {
+            let refused = open_by_steps(&root.join(missing)).unwrap_err();
+            assert!(matches!(refused, Errno::NOENT | Errno::NOTDIR | Errno::LOOP), "{missing}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_a_mount_is_the_same_in_proc() {
+        for path in ["/", "/proc"] {
+            let file = File::open(path).unwrap();
+            assert_eq!(shown_mount_id(&file).unwrap(), mount_id(&file, "").unwrap(), "{path}");
+        }
     }
 }

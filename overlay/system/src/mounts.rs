@@ -229,7 +229,7 @@ fn mapped(process: &Path, mountpoint: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the file system that `/etc/fstab` has above a path and that is not mounted now: what is made there would be
-/// hidden by it. Those with `noauto` are left out.
+/// hidden by it. Those with `noauto` are left out, and those below which another mounted file system holds the path.
 pub fn not_mounted_above(path: &Path) -> Option<PathBuf> {
     let fstab = std::fs::read("/etc/fstab").ok()?;
     not_mounted_of(&fstab, &list().ok()?, path)
@@ -244,8 +244,10 @@ fn not_mounted_of(fstab: &[u8], mounted: &[MountEntry], path: &Path) -> Option<P
         // Without a slash at its end.
         is_auto.then(|| decode_octal(mountpoint).components().collect::<PathBuf>())
     });
-    let mut above = above.filter(|at| at.is_absolute() && path.starts_with(at));
-    above.find(|at| !mounted.iter().any(|mount| mount.mountpoint == *at))
+    // The root is mounted always; a container may not show it.
+    let mut above = above.filter(|at| at.is_absolute() && at != Path::new("/") && path.starts_with(at));
+    let is_held = |at: &Path, by: &Path| by.starts_with(at) && path.starts_with(by);
+    above.find(|at| !mounted.iter().any(|mount| is_held(at, &mount.mountpoint)))
 }
 
 /// Decodes the escapes of `/proc/self/mountinfo` and `/etc/fstab`: a backslash and three octal digits.
@@ -313,6 +315,11 @@ mod tests {
         let above = |path: &str| not_mounted_of(fstab, &mounted, Path::new(path));
         assert_eq!(above("/my disk/forebay").as_deref(), Some(Path::new("/my disk")));
         assert_eq!(above("/nvme/inner").as_deref(), Some(Path::new("/nvme/inner")));
+        // The pool's own file system is mounted below.
+        let below = parse(&b"1 0 8:1 /x /my\\040disk/pool rw - ext4 /dev/a rw\n"[..]).unwrap();
+        assert_eq!(not_mounted_of(fstab, &below, Path::new("/my disk/pool/forebay")), None);
+        assert_eq!(not_mounted_of(fstab, &below, Path::new("/my disk/other")).as_deref(), Some(Path::new("/my disk")));
+        assert_eq!(not_mounted_of(fstab, &below, Path::new("/srv")), None, "the root is not shown");
         for path in ["/nvme/forebay", "/off/forebay", "/cd/forebay", "/var/forebay", "/my diskette"] {
             assert_eq!(above(path), None, "{path}");
         }

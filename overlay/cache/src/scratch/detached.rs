@@ -351,7 +351,7 @@ impl DetachedTree {
     /// The call can be repeated.
     pub fn finish(&self, store: &ContentStore) -> Result<()> {
         let base = open_dir(rustix::fs::CWD, self.dir.as_os_str().as_bytes()).map_err(|e| self.failed(e))?;
-        let is_gone = prune(&base, TREE.as_bytes(), Prune::SparesFiles).map_err(|e| self.failed(e))?;
+        let is_gone = prune(&base, TREE.as_bytes(), Prune::SparesFiles, |_| ()).map_err(|e| self.failed(e))?;
         let origin: Option<ScratchOrigin> = self.read_file(ORIGIN)?.and_then(|bytes| Some(decode(&bytes)?.0));
         if let (false, Some(origin)) = (is_gone, origin) {
             let scratch = store.scratch_path(self.device, &origin.id)?;

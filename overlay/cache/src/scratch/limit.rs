@@ -38,6 +38,10 @@ pub enum Seal {
 /// # Errors
 /// The directory itself cannot be read.
 pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
+    count_within(dir, seal, LINKED_MAX)
+}
+
+fn count_within(dir: &Path, seal: Seal, linked_max: usize) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let root = open_dir(rustix::fs::CWD, dir.as_os_str().as_bytes())?;
     let mut bytes = 0;
@@ -45,7 +49,8 @@ pub fn count(dir: &Path, seal: Seal) -> io::Result<u64> {
     walk(root, |step| {
         let WalkStep::Entry { dir, name, stat } = step else { return Ok(()) };
         let kind = kind_of(stat);
-        let mut is_first = || linked.len() >= LINKED_MAX || linked.insert((stat.st_dev, stat.st_ino));
+        let id = (stat.st_dev, stat.st_ino);
+        let mut is_first = || !linked.contains(&id) && (linked.len() >= linked_max || linked.insert(id));
         // What occupies nothing is not remembered: any number of such files fits.
         if stat.st_blocks > 0 && (stat.st_nlink == 1 || kind == FileType::Directory || is_first()) {
             bytes += stat.st_blocks as u64 * 512;
@@ -97,6 +102,18 @@ mod tests {
         }
         let linked = count(&counted, Seal::Keep).unwrap() - empty;
         assert!(linked < (1 << 18) + 32_768, "a file with 101 names counts {linked} bytes");
+    }
+
+    #[test]
+    fn a_file_that_is_remembered_counts_once_when_no_other_is_remembered_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = count(dir.path(), Seal::Keep).unwrap();
+        fs::write(dir.path().join("f"), vec![1; 1 << 18]).unwrap();
+        for number in 0..10 {
+            fs::hard_link(dir.path().join("f"), dir.path().join(format!("{number}"))).unwrap();
+        }
+        let counted = count_within(dir.path(), Seal::Keep, 1).unwrap() - empty;
+        assert!(counted < (1 << 18) + 32_768, "{counted}");
     }
 
     #[test]

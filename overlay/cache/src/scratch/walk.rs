@@ -223,7 +223,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!((seen, too_deep), (1, 1));
-        assert!(prune(&open(root.path()), name.as_bytes(), Prune::Everything).unwrap());
+        assert!(prune(&open(root.path()), name.as_bytes(), Prune::Everything, |_| ()).unwrap());
     }
 
     /// Its user may move a directory while it is gone through.

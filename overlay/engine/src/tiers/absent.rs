@@ -2,9 +2,10 @@
 //!
 //! A directory keeps its number as long as the catalog exists, so content that lies there is found again. The memory
 //! tier is empty after a reboot, and a tier may be taken out of the policy: the clean content there is then absent. This
-//! is one pass over the records of the device, in a few batches.
+//! is one pass over the records of the device, in a few batches. The same holds for a fast directory that is not given any
+//! more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -53,7 +54,9 @@ pub(crate) fn attach(store: &mut ContentStore, catalog: &Catalog, policy: &Polic
         }
     }
     for (number, path) in &missing {
-        give_up_missing(catalog, *number, path, memory.contains(number))?;
+        let place = format!("tier directory {}", path.display());
+        let remedy = "mount its file system, and keep it in the policy";
+        give_up_missing(catalog, *number, (&place, remedy), memory.contains(number))?;
     }
     let stored: BTreeMap<u32, Vec<u8>> =
         known.iter().map(|(number, path)| (*number as u32, path.as_os_str().as_bytes().to_vec())).collect();
@@ -71,8 +74,24 @@ fn layout(tier: &forebay_policy::Tier) -> TierLayout {
     }
 }
 
-/// Gives up the clean content of a device that is not there. `in_memory`: there is none but clean content.
-fn give_up_missing(catalog: &Catalog, number: usize, path: &Path, in_memory: bool) -> Result<()> {
+/// Takes those that are not given any more out of the numbers of the fast directories that were used before.
+///
+/// # Errors
+/// `InvalidInput` if unflushed content lies on one of them.
+pub(crate) fn give_up_directories(store: &ContentStore, catalog: &Catalog, known: &mut BTreeSet<usize>) -> Result<()> {
+    let is_given = |number: usize| store.devices().iter().any(|device| device.number == number);
+    for number in known.iter().copied().filter(|number| !is_given(*number)).collect::<Vec<_>>() {
+        let place = format!("fast directory {} of this fast pool", number + 1);
+        give_up_missing(catalog, number, (&place, "give it again (--fast)"), false)?;
+        known.remove(&number);
+    }
+    Ok(())
+}
+
+/// Gives up the clean content of a device that is not there. `place` names it, with what brings it back. `in_memory`: there
+/// is none but clean content.
+fn give_up_missing(catalog: &Catalog, number: usize, place: (&str, &str), in_memory: bool) -> Result<()> {
+    let (place, remedy) = place;
     let mut found = Vec::new();
     catalog.contents_on(number, |id, record| {
         found.push((id, record.ino));
@@ -87,9 +106,8 @@ fn give_up_missing(catalog: &Catalog, number: usize, path: &Path, in_memory: boo
     if !dirty.is_empty() && !in_memory {
         let some: Vec<String> = dirty.iter().take(NAMED).map(|ino| name_of(catalog, *ino)).collect();
         let what = format!(
-            "tier directory {} is not there, and holds {} files that are not in the pool yet ({}, ...): mount its file \
-             system, and keep it in the policy until `forebay flush --wait` is done",
-            path.display(),
+            "{place} is not there, and holds {} files that are not in the pool yet ({}, ...): {remedy} until \
+             `forebay flush --wait` is done",
             dirty.len(),
             some.join(", ")
         );
@@ -115,7 +133,7 @@ fn give_up_missing(catalog: &Catalog, number: usize, path: &Path, in_memory: boo
         catalog.write(batch)?;
     }
     if !found.is_empty() {
-        tracing::info!("tier directory {}: the content of {} files is not there any more", path.display(), found.len());
+        tracing::info!("{place}: the content of {} files is not there any more", found.len());
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ const SLOTS_MAX: usize = 1 << 18;
 
 /// The unit in which the file is allocated. Slots lie in one page each.
 const PAGE_BYTES: u64 = 4096;
+/// The length of the file. It ends within a page.
+const FILE_BYTES: u64 = size_of::<TableLayout>() as u64;
 
 /// The opens of one inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,7 +80,7 @@ pub struct OpenTable {
 
 struct SlotSupply {
     free: Vec<usize>,
-    /// The part of the file, from its start, that is allocated: whole pages.
+    /// The part of the file, from its start, that is allocated: whole pages, or all of it.
     allocated_bytes: u64,
 }
 
@@ -91,7 +93,7 @@ impl OpenTable {
     /// Creates an empty table.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-        file.set_len(size_of::<TableLayout>() as u64)?;
+        file.set_len(FILE_BYTES)?;
         allocate(&file, 0)?;
         let table = Self::map(file, PAGE_BYTES)?;
         table.layout().header.magic.store(MAGIC, Ordering::Release);
@@ -101,7 +103,7 @@ impl OpenTable {
     /// Opens the table that a previous process left. Returns it with its records.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<(SlotId, OpenRecord)>)> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        if file.metadata()?.len() != size_of::<TableLayout>() as u64 {
+        if file.metadata()?.len() != FILE_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong size"));
         }
         // Not by the mapping: the file may be another one, without any page.
@@ -113,7 +115,7 @@ impl OpenTable {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of open modes: wrong magic"));
         }
         let used = word(8)?.min(SLOTS_MAX as u64) as usize;
-        let allocated_bytes = end_of(used).next_multiple_of(PAGE_BYTES);
+        let allocated_bytes = end_of(used).next_multiple_of(PAGE_BYTES).min(FILE_BYTES);
         // An older program left the last page to the first access.
         match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, allocated_bytes) {
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
@@ -180,7 +182,7 @@ impl OpenTable {
         }
         if end_of(used + 1) > slots.allocated_bytes {
             allocate(&self.file, slots.allocated_bytes).ok()?;
-            slots.allocated_bytes += PAGE_BYTES;
+            slots.allocated_bytes = FILE_BYTES.min(slots.allocated_bytes + PAGE_BYTES);
         }
         high_water.store(used as u64 + 1, Ordering::Release);
         Some(used)
@@ -223,9 +225,11 @@ fn end_of(slots: usize) -> u64 {
     (size_of::<Header>() + slots * size_of::<OpenSlot>()) as u64
 }
 
-/// Allocates a page that was never used. On a tmpfs this copies 4 KiB of memory, as the first access would.
+/// Allocates a page that was never used, as far as it is in the file. On a tmpfs this copies 4 KiB of memory, as the first
+/// access would.
 fn allocate(file: &File, at: u64) -> io::Result<()> {
-    file.write_all_at(&[0; PAGE_BYTES as usize], at)
+    let bytes = PAGE_BYTES.min(FILE_BYTES.saturating_sub(at));
+    file.write_all_at(&[0; PAGE_BYTES as usize][..bytes as usize], at)
 }
 
 #[cfg(test)]
@@ -272,6 +276,20 @@ mod tests {
         assert!(table.insert(&record(500)).is_some() && table.insert(&record(501)).is_none());
         table.file = OpenOptions::new().write(true).open(&path).unwrap();
         assert!(table.insert(&record(501)).is_some(), "there is room again");
+    }
+
+    #[test]
+    fn a_table_with_all_slots_in_use_is_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("modes");
+        let table = OpenTable::create(&path).unwrap();
+        let record = |ino| OpenRecord { ino, ..OpenRecord::default() };
+        let slots = (1..).map_while(|ino| table.insert(&record(ino))).count();
+        assert_eq!(slots, SLOTS_MAX);
+        for _ in 0..2 {
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), FILE_BYTES);
+            assert_eq!(OpenTable::open(&path).unwrap().1.len(), SLOTS_MAX);
+        }
     }
 
     #[test]
