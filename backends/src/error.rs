@@ -227,6 +227,11 @@ impl Error {
         matches!(self.kind, ErrorKind::Timeout | ErrorKind::Unavailable)
     }
 
+    /// Whether what was asked about is not there, or not any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.kind, ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::Stale)
+    }
+
     /// Whether the answer to a question tells nothing: the pool is unreachable, or is changing the object.
     pub fn tells_nothing(&self) -> bool {
         self.is_unreachable() || self.is(ErrorKind::Busy)

@@ -36,7 +36,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
         ],
     ),
     ("cli", &["api", "backends", "cluster", "daemon", "prefetch", "serve", "slurm", "system"]),
-    ("tests", &["api", "backends", "daemon", "ebpf", "engine", "system"]),
+    ("tests", &["api", "backends", "daemon", "ebpf", "engine", "prefetch", "system"]),
     ("benches", &["backends", "ebpf", "policy", "prefetch"]),
 ];
 

@@ -145,7 +145,7 @@ mod tests {
         assert!(refused(&path).is(ErrorKind::Corrupt), "its manifest is missing");
         fs::write(&current, kept).unwrap();
         if !rustix::process::geteuid().is_root() {
-            fs::set_permissions(&current, fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(&current, fs::Permissions::from_mode(0o000)).unwrap();
             assert!(refused(&path).is(ErrorKind::PermissionDenied));
             fs::set_permissions(&current, fs::Permissions::from_mode(0o600)).unwrap();
         }

@@ -10,6 +10,7 @@ mod grown;
 mod import;
 mod listing;
 mod xattrs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
@@ -59,6 +60,20 @@ pub(crate) enum Age {
 }
 
 impl Inner {
+    /// Asks the pool whether a directory and those above it are still there.
+    pub(crate) async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some((parent, _)) = self.record_of(at)?.links.first().cloned() else { break };
+            match self.revalidate(at, Age::Now).await {
+                Err(e) if e.is(ErrorKind::Stale) => {}
+                other => other?,
+            }
+            at = parent;
+        }
+        Ok(())
+    }
+
     /// Returns the inode that a name stands for now.
     pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.check_name(name)?;

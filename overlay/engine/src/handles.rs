@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
-use forebay_cache::{CHUNK_BYTES, Content, ContentId, Reservation, has_space};
+use forebay_cache::{CHUNK_BYTES, Content, ContentId, Reservation};
 use forebay_policy::{FlushPolicy, Read};
 use futures::FutureExt;
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ use crate::counters::ReadSource;
 use crate::fetch::FetchPriority;
 use crate::node::{Node, NodeState, Readahead};
 use crate::space::owner_room::OwnerRoom;
+use crate::space::space_for_write;
 use crate::tiers::device_health::is_of_device;
 pub(crate) use close::Writing;
 pub(crate) use open::is_given_up;
@@ -558,14 +559,4 @@ fn is_too_large(error: &Error) -> bool {
 fn in_blocks(offset: u64, bytes: u64) -> u64 {
     let begin = offset / BLOCK_BYTES * BLOCK_BYTES;
     if bytes == 0 { 0 } else { offset.saturating_add(bytes).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES) - begin }
-}
-
-/// Returns the bytes that a write may need in addition.
-pub(crate) fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
-    let meta = content.file.metadata().map_err(failed)?;
-    let (end, allocated) = (offset.saturating_add(len), meta.blocks() * 512);
-    // Blocks may lie behind the end of the file, so their number does not say that there is no hole.
-    let overwrites =
-        end <= meta.size() && allocated >= meta.size() && has_space(&content.file, offset..end) != Some(false);
-    Ok(if overwrites { 0 } else { len })
 }

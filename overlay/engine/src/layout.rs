@@ -26,7 +26,6 @@ use tokio::time::timeout;
 
 use super::{Inner, Ino};
 use crate::node::Node;
-use crate::policy_facts::is_gone;
 use crate::pool_calls::CONFIRM_WITHIN;
 
 /// Layouts that are remembered at least: some 16 MiB. Eviction asks for those of all content that may go, so twice as many
@@ -194,7 +193,7 @@ impl Inner {
             (Err(error), None) => {
                 tracing::debug!(%path, %error, "the pool does not tell the layout");
                 // If another client removed the object, the directory above it is asked about as soon as that is known.
-                if !error.is_unreachable() && !is_gone(&error) {
+                if !error.is_unreachable() && !error.is_gone() {
                     self.remember_layout(subject, LayoutAnswer::Refused(error.kind(), None));
                 }
                 Err(error)

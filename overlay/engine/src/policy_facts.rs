@@ -39,7 +39,7 @@ impl Inner {
         for dir in dirs {
             match self.learn_xattrs(vec![dir]).await {
                 Ok(()) => {}
-                Err(error) if is_refusal(&error) => self.policies.note_unreadable(dir, !is_gone(&error)),
+                Err(error) if is_refusal(&error) => self.policies.note_unreadable(dir, !error.is_gone()),
                 Err(error) if error.is_unreachable() => return Err(error),
                 Err(error) => learned = Err(error),
             }
@@ -69,7 +69,7 @@ impl Inner {
             }
             if by_storage_pool {
                 match self.ask_layout(node).await {
-                    Err(error) if is_gone(&error) => {
+                    Err(error) if error.is_gone() => {
                         // Another client removed the directory that new files would be in: the one above it tells.
                         let above = node.state.lock().record.links.first().map(|(dir, _)| *dir);
                         if let Some(dir) = above {
@@ -123,9 +123,4 @@ fn is_refusal(error: &Error) -> bool {
         error.errno(),
         libc::E2BIG | libc::EACCES | libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT | libc::ENOTDIR | libc::ESTALE
     )
-}
-
-/// Whether what was asked about is not there.
-pub(crate) fn is_gone(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::Stale)
 }

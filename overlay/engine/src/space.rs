@@ -17,11 +17,15 @@ pub mod write_pacing;
 pub mod write_throttle;
 
 use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
 
+use forebay_backends::Result;
+use forebay_cache::{Content, has_space};
 use forebay_prefetch::eviction::Evictor;
 use parking_lot::Mutex;
 
 use crate::Ino;
+use crate::contents::failed;
 
 /// What is known of the fast pool's space between two calls.
 pub(crate) struct SpaceState {
@@ -45,4 +49,14 @@ impl SpaceState {
             pacer: write_pacing::WritePacer::default(),
         }
     }
+}
+
+/// Returns the bytes that a write may need in addition.
+pub(crate) fn space_for_write(content: &Content, offset: u64, len: u64) -> Result<u64> {
+    let meta = content.file.metadata().map_err(failed)?;
+    let (end, allocated) = (offset.saturating_add(len), meta.blocks() * 512);
+    // Blocks may lie behind the end of the file, so their number does not say that there is no hole.
+    let overwrites =
+        end <= meta.size() && allocated >= meta.size() && has_space(&content.file, offset..end) != Some(false);
+    Ok(if overwrites { 0 } else { len })
 }

@@ -66,11 +66,6 @@ struct ToStage {
     message: Option<String>,
 }
 
-/// Whether an error says that a path is no file any more.
-fn is_gone(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale | ErrorKind::NotDirectory)
-}
-
 /// Runs `work` until a moment, and no longer. Returns `None` if it did not finish.
 async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match until {
@@ -291,7 +286,7 @@ impl Overlay {
             .collect::<Vec<_>>();
         let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
             let ino = match self.resolve(&parse_path(&expected.path).ok()?).await {
-                Err(e) if is_gone(&e) => return None,
+                Err(e) if e.is_gone() => return None,
                 Err(e) => return Some(Err((expected.path, e))),
                 Ok(ino) => ino,
             };
@@ -299,7 +294,7 @@ impl Overlay {
             // checked with it.
             inner.file_node(ino).ok()?;
             match inner.revalidate(ino, Age::Since(begun)).await {
-                Err(e) if is_gone(&e) => None,
+                Err(e) if e.is_gone() => None,
                 // Its staging reports other errors.
                 _ => Some(Ok((ino, expected))),
             }

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::space_for_write;
 use crate::Inner;
-use crate::handles::space_for_write;
 use crate::node::Node;
 use crate::quotas::FileOwner;
 
@@ -38,8 +38,7 @@ const STALLED_MAX: Duration = Duration::from_secs(30);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Shorter waits are put together: a timer has milliseconds.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// However slow the flush is, writers may fill the room in this time constant: while the pool does not answer, half of
-/// the room is left after 40 seconds.
+/// However slow the flush is, writers may fill what is left of the room in this time constant.
 const ROOM_LASTS: Duration = Duration::from_secs(60);
 /// Bytes per second that each user may write, however little room is left.
 const SLOWEST: f64 = (1 << 20) as f64;
@@ -80,8 +79,11 @@ impl PacingFacts {
     /// Returns the bytes per second that each user may write, while the flush sends `flush_rate`; `None`: any.
     fn rate(&self, flush_rate: f64) -> Option<f64> {
         let (room, margin) = (self.room_bytes as f64, self.margin_bytes as f64);
-        let by_room = (self.is_scarce() && self.has_backlog).then(|| allowed(flush_rate, room / margin)).flatten();
-        let by_room = by_room.map(|rate| rate.max(room / ROOM_LASTS.as_secs_f64()));
+        let by_room = (self.is_scarce() && self.has_backlog).then(|| {
+            let left = room / margin;
+            let sent = if self.pool_is_down { 0.0 } else { flush_rate * left };
+            sent.max(room / ROOM_LASTS.as_secs_f64()) / (1.0 - left)
+        });
         let by_lag = self.max_lag.and_then(|most| {
             let most = most.as_secs_f64().max(f64::MIN_POSITIVE);
             allowed(flush_rate, 2.0 * (1.0 - self.lag.as_secs_f64() / most))

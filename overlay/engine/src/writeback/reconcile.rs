@@ -10,7 +10,6 @@ use forebay_catalog::{InodeRecord, Link, NameRecord};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::super::coherence::Age;
 use super::super::{Inner, Ino, Txn};
 use super::attrs::FlushAttempt;
 
@@ -142,20 +141,6 @@ impl Inner {
             Ok(())
         }
         .boxed()
-    }
-
-    /// Asks the pool whether a directory and those above it are still there.
-    pub(crate) async fn look_above(self: &Arc<Self>, dir: Ino) -> Result<()> {
-        let mut at = dir;
-        while at != Ino::ROOT {
-            let Some((parent, _)) = self.record_of(at)?.links.first().cloned() else { break };
-            match self.revalidate(at, Age::Now).await {
-                Err(e) if e.is(ErrorKind::Stale) => {}
-                other => other?,
-            }
-            at = parent;
-        }
-        Ok(())
     }
 
     /// Frees one of the names that wait for each other, from `link` down to the end of the chain: one under which the
