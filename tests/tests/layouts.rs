@@ -201,10 +201,10 @@ async fn the_end_of_a_job_asks_for_the_storage_pool_of_what_it_may_remove() {
     fixture.fault.set_odds(CallKind::Layout, Odds { before: 1.0, after: 0.0 });
     let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
     let ino = find(&overlay, "quick/f").await;
-    let error = refused(overlay.job_ended(vec![ino]).await);
+    let error = refused(overlay.job_ended(&mut vec![ino]).await);
     assert!(error.tells_nothing(), "the end of the job has to be tried again: {error}");
     fixture.fault.set_odds(CallKind::Layout, Odds::default());
-    overlay.job_ended(vec![ino]).await.unwrap();
+    overlay.job_ended(&mut vec![ino]).await.unwrap();
     assert!(read(&overlay, "quick/f").await.is_err(), "it is removed");
 }
 

@@ -96,12 +96,12 @@ async fn a_file_with_a_name_that_is_not_local_outlives_its_job_and_is_flushed() 
     overlay.link(linked, out, b"r").await.unwrap();
     overlay.link(scratch, tmp, b"u").await.unwrap();
     assert!(!overlay.is_local_file(linked) && overlay.is_local_file(scratch));
-    overlay.job_ended(vec![linked, scratch]).await.unwrap();
+    overlay.job_ended(&mut vec![linked, scratch]).await.unwrap();
     assert!(is_there(&overlay, "tmp/s").await && is_there(&overlay, "out/r").await);
     assert!(!is_there(&overlay, "tmp/t").await && !is_there(&overlay, "tmp/u").await, "all names of a local file are");
     assert_eq!(read(&overlay, "out/r").await.unwrap(), "result");
     flushed(&overlay).await;
-    assert_eq!(fixture.pooled(), pairs(&[("out/", ""), ("out/r", "result"), ("tmp/", ""), ("tmp/s", "result")]));
+    assert_eq!(fixture.pooled(), pairs(&[("/out/", ""), ("/out/r", "result"), ("/tmp/", ""), ("/tmp/s", "result")]));
     overlay.shutdown().await.unwrap();
 }
 
@@ -138,7 +138,7 @@ async fn the_end_of_a_job_removes_only_what_was_made_here() {
     // A listing finds that it is gone.
     stage(&overlay, "tmp").await;
     assert!(!overlay.is_local_file(theirs) && overlay.is_local_file(mine));
-    overlay.job_ended(vec![theirs, mine]).await.unwrap();
+    overlay.job_ended(&mut vec![theirs, mine]).await.unwrap();
     assert_eq!(read(&overlay, "tmp/theirs").await.unwrap(), "new");
     assert!(!is_there(&overlay, "tmp/mine").await);
     flushed(&overlay).await;
@@ -245,7 +245,11 @@ async fn nothing_is_sent_in_the_foreground_while_the_settings_of_its_directory_a
     fixture.fault.set_odds(CallKind::Xattrs, FAILS);
     let allows = "[default]\nflush = \"on-close\"\nmetadata-ttl = \"0s\"\n[allow]\nsettings = [\"write\"]\n";
     let overlay = engine(&fixture, allows).await;
-    write(&overlay, "d/f", "second").await.unwrap();
+    let ino = find(&overlay, "d/f").await;
+    overlay.open_file(ino, RDWR | libc::O_TRUNC).await.unwrap();
+    put(&overlay, ino, 0, b"second").await;
+    assert!(refused(overlay.close(ino, true).await).is(ErrorKind::Busy), "the pool does not have it");
+    overlay.release(ino, RDWR);
     assert_eq!(in_pool(&fixture, "d/f"), None, "at its close");
     assert!(flush(&overlay).await.failed > 0, "a request reports it");
     assert_eq!(in_pool(&fixture, "d/f"), None, "by request");
@@ -277,7 +281,7 @@ async fn the_end_of_a_job_removes_local_files_by_the_last_known_settings() {
     }
     fixture.fault.set_error(ErrorKind::Unavailable);
     fixture.fault.set_odds(CallKind::Xattrs, FAILS);
-    overlay.job_ended(vec![ino]).await.unwrap();
+    overlay.job_ended(&mut vec![ino]).await.unwrap();
     fixture.fault.set_odds(CallKind::Xattrs, Odds::default());
     assert!(!is_there(&overlay, "plain/d/f").await);
     overlay.shutdown().await.unwrap();

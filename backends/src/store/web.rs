@@ -174,7 +174,8 @@ impl Web {
             let whole = async { self.names(client, "").await?.try_for_each(|_| async { Ok(()) }).await };
             match whole.await {
                 // A redirection of the root in a circle tells nothing of its names.
-                Err(refusal) if refusal.is(ErrorKind::Unavailable) || refusal.is_not_followed() => return Err(refusal),
+                Err(refusal) if refusal.is_not_followed() => return Err(refusal.of_server()),
+                Err(refusal) if refusal.is(ErrorKind::Unavailable) => return Err(refusal),
                 read => answered(read)?.is_some(),
             }
         };

@@ -193,7 +193,11 @@ impl Overlay {
             return Ok(());
         }
         // An owner may keep it from the pool. Once the pool has told the settings, it is flushed in the background.
-        if !self.inner.knows_flush_settings(&node) {
+        let is_changed = {
+            let state = node.state.lock();
+            state.record.is_dirty() || !state.record.in_pool()
+        };
+        if is_changed && !self.inner.knows_flush_settings(&node) {
             let what = format!("{}: the settings of a directory above it are not known", self.inner.display(ino));
             return Err(Error::new(ErrorKind::Busy, Side::Pool, what));
         }

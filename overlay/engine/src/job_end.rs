@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_backends::{ErrorKind, FileKind, Result};
+use forebay_backends::{Error, ErrorKind, FileKind, Result};
 use forebay_catalog::Link;
 use forebay_policy::Write;
 use smallvec::SmallVec;
@@ -23,25 +23,41 @@ impl Overlay {
     }
 
     /// Flushes the files that waited for the end of a job, and removes those that never go to the pool and that no other
-    /// job uses, with the directories that only they were in. `used`: the files that the job used.
+    /// job uses, with the directories that only they were in. `used`: the files that the job used. Afterwards, those for
+    /// [`Self::remove_local_files`] to try again.
     ///
     /// # Errors
-    /// Of the first file that could not be removed. The files after it are removed all the same. If one of the errors tells
-    /// nothing, because the pool does not answer, it is that one: the caller may try again.
-    pub async fn job_ended(&self, used: Vec<Ino>) -> Result<()> {
-        let mut outcome: Result<()> = Ok(());
+    /// Those of [`Self::remove_local_files`].
+    pub async fn job_ended(&self, used: &mut Vec<Ino>) -> Result<()> {
         let decides_by_jobs = self.inner.policy().needed().jobs;
-        for ino in used {
-            self.inner.hasten(ino);
+        for ino in used.iter() {
+            self.inner.hasten(*ino);
             if decides_by_jobs {
-                self.inner.rules_of_file_may_differ(ino);
+                self.inner.rules_of_file_may_differ(*ino);
             }
-            outcome = match (outcome, self.remove_local(ino).await) {
-                (Err(first), Err(error)) if error.tells_nothing() && !first.tells_nothing() => Err(error),
-                (outcome, removed) => outcome.and(removed),
-            };
         }
+        let removed = self.remove_local_files(used).await;
         self.inner.flusher.bell.notify_one();
+        removed
+    }
+
+    /// Removes those of some files that never go to the pool and that no job uses, with the directories that only they were
+    /// in. Afterwards, `files` are those of which that is not known, because the pool does not answer. A file that was
+    /// decided is not decided again: what becomes local after the end of its job stays.
+    ///
+    /// # Errors
+    /// Of the first file that could not be removed. The files after it are removed all the same.
+    pub async fn remove_local_files(&self, files: &mut Vec<Ino>) -> Result<()> {
+        let mut outcome: Result<()> = Ok(());
+        let mut unknown = Vec::new();
+        for ino in std::mem::take(files) {
+            let removed = self.remove_local(ino).await;
+            if removed.as_ref().is_err_and(Error::tells_nothing) {
+                unknown.push(ino);
+            }
+            outcome = outcome.and(removed);
+        }
+        *files = unknown;
         outcome
     }
 

@@ -456,8 +456,10 @@ fn mark_devices(store: &ContentStore, catalog: &Catalog, id: &str) -> Result<()>
     const KEY: &str = "marked_devices";
     let before: BTreeSet<usize> = catalog.meta(KEY)?.unwrap_or_default();
     let mut known = before.clone();
+    // First of all: directories in another order are refused, and nothing is given up.
+    let marked = store.identify(id, &known)?;
     tiers::absent::give_up_directories(store, catalog, &mut known)?;
-    let all = &known | &store.identify(id, &known)?;
+    let all = &known | &marked;
     // After the marks are on the disk.
     if all == before { Ok(()) } else { catalog.set_meta(KEY, &all) }
 }

@@ -315,20 +315,18 @@ impl JobsInner {
     }
 
     /// Lets the engine flush or remove the files that waited for the end of a job.
-    pub(super) fn settle_files(&self, job: JobSerial, used: Vec<Ino>) {
+    pub(super) fn settle_files(&self, job: JobSerial, mut used: Vec<Ino>) {
         let engine = self.engine.clone();
         let task = async move {
+            let mut settled = engine.job_ended(&mut used).await;
             // What is not removed by the time that this daemon ends, the next one tries again.
-            let settled = loop {
-                let settled = engine.job_ended(used.clone()).await;
-                if !settled.as_ref().is_err_and(Error::tells_nothing) {
-                    break settled;
-                }
+            while !used.is_empty() {
                 let again = tokio::time::sleep(SETTLE_AGAIN);
                 if engine.stop().run_until_cancelled(again).await.is_none() {
-                    break settled;
+                    break;
                 }
-            };
+                settled = engine.remove_local_files(&mut used).await;
+            }
             let forgotten = blocking(move || settled.and_then(|()| engine.catalog().forget_local_files(job))).await;
             if let Err(error) = forgotten {
                 tracing::warn!(%error, "a file that should never go to the pool was not removed when its job ended");
