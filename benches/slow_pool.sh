@@ -3,7 +3,8 @@
 # through a mount with a limit of 512 MiB, while the pool gets 32 MiB per second. Prints for each size the time of all
 # writes, the longest write, and how many took more than a second. With a second program, both are measured in turns.
 #   benches/slow_pool.sh [ROUNDS [SIZE_IN_MIB ...]]
-# FOREBAY_BIN: the program. OTHER_BIN: another one. Needs root.
+# FOREBAY_BIN: the program. OTHER_BIN: another one. PACE_BELOW: values of the setting `pace-below`, which are measured in
+# turns, too. Needs root.
 set -euo pipefail
 rounds=${1:-2}
 [ $# -gt 0 ] && shift
@@ -19,7 +20,6 @@ ended() {
 }
 trap ended EXIT
 mkdir "$work"/{pool,fast,mnt}
-printf '[default]\nflush = "idle:1s"\n[write-back]\nrate = "32MiB"\n' >"$work/policy.toml"
 
 # Writes files, one MiB at a time.
 cat >"$work/write.py" <<'END'
@@ -42,10 +42,14 @@ for size in "${sizes[@]}"; do
     echo "files of $size MiB, $total MiB in all"
     echo "        all writes   the longest   longer than 1 s"
     for round in $(seq "$rounds"); do
-        for program in "${programs[@]}"; do
+        for case in $(for program in "${programs[@]}"; do printf "$program:%s " ${PACE_BELOW:-0.1}; done); do
+            program=${case%:*}
+            printf '[default]\nflush = "idle:1s"\n[write-back]\nrate = "32MiB"\npace-below = %s\n' "${case##*:}" \
+                >"$work/policy.toml"
             "$program" mount "$work/pool" "$work/mnt" --fast "$work/fast" --limit 512M --policy "$work/policy.toml" >/dev/null
             printf '%2d  ' "$round"
             [ ${#programs[@]} = 1 ] || printf '%s  ' "$program"
+            [ -z "${PACE_BELOW:-}" ] || printf 'pace-below %-4s ' "${case##*:}"
             python3 "$work/write.py" "$work/mnt" "$size" "$total"
             "$program" flush --wait "$work/mnt" >/dev/null
             "$program" umount "$work/mnt" >/dev/null
