@@ -3,14 +3,12 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
+use forebay_backends::decorators::{CallKind, Odds};
 use forebay_backends::dir::DirPool;
-use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_backends::{ErrorKind, Side};
 use forebay_engine::{Ino, Options, Overlay};
 use forebay_tests::engine::*;
-use futures::future::BoxFuture;
 
 const MIB: u64 = 1 << 20;
 
@@ -169,34 +167,17 @@ async fn bytes_beyond_4_pib_are_not_taken_for_others() {
     }
 }
 
-/// A pool that does not permit reads. Counts them.
-struct Forbidden(Arc<AtomicU64>);
-
-impl Around for Forbidden {
-    fn around<'a, T: PoolAnswer>(
-        &'a self,
-        call: PoolCall<'a>,
-        inner: BoxFuture<'a, Result<T>>,
-    ) -> BoxFuture<'a, Result<T>> {
-        if call.kind == CallKind::Read {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            let refused = Error::new(ErrorKind::NotPermitted, Side::Pool, call.path.to_string());
-            return Box::pin(async { Err(refused) });
-        }
-        inner
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_of_what_the_pool_does_not_permit_to_read_fails_with_that_error() {
     let fixture = Fixture::new();
     fixture.put("a", &content(3 * MIB)).await;
-    let reads = Arc::new(AtomicU64::new(0));
-    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), Forbidden(reads.clone())));
-    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    let overlay = Overlay::open(fixture.options()).await.unwrap();
     let ino = find(&overlay, "a").await;
+    fixture.fault.set_error(ErrorKind::NotPermitted);
+    fixture.fault.set_odds(CallKind::Read, Odds { before: 1.0, after: 0.0 });
+    let before = fixture.fault.calls();
     let error = overlay.fallocate(ino, 0, 0, 4 * MIB).await.unwrap_err();
     assert!(error.is(ErrorKind::NotPermitted) && error.side() == Side::Pool, "{error}");
-    let reads = reads.load(Ordering::Relaxed);
-    assert!((1..20).contains(&reads), "{reads} reads");
+    let calls = fixture.fault.calls() - before;
+    assert!((1..20).contains(&calls), "{calls} calls");
 }
