@@ -472,8 +472,8 @@ fn what_the_kernel_reads_past_the_daemon_stays_in_the_fast_pool() {
     let reader = File::open(mount.path("f")).unwrap();
     let writer = OpenOptions::new().write(true).open(mount.path("f")).unwrap();
     let written = (0..100).take_while(|n| writer.write_all_at(&content(*n, MIB), n << 20).is_ok()).count();
-    // Without passthrough, the daemon sees the reader.
-    assert!(written < 64 || !mount.status().passthrough, "{written}");
+    // The file may fill the fast pool to its last block. Without passthrough, the daemon sees the reader.
+    assert!(written <= 64 || !mount.status().passthrough, "{written}");
     let mut piece = vec![0; MIB];
     reader.read_exact_at(&mut piece, 0).unwrap();
     assert!(piece == content(0, MIB), "the reader sees what is written");
