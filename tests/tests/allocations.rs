@@ -1,6 +1,8 @@
 //! What a batch job holds at a mount, from its declaration until its results are in the pool, without a batch system.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -305,4 +307,38 @@ fn bad_arguments_are_refused_by_name() {
     let mut command = std::process::Command::new(forebay());
     command.args(["slurm", "prolog", "--mount"]).arg(mount.place.mnt()).env_remove("SLURM_JOB_ID");
     run(&mut command, COMMAND).refused(USAGE, &["SLURM_JOB_ID"]);
+}
+
+/// Messages escape these names in several ways.
+#[test]
+fn results_with_odd_names_are_written_back() {
+    const USER: u32 = 65534;
+    let mount = slow();
+    job(&mount, "begin", &["--uid", "65534"]).ok();
+    job(&mount, "start", &[]).ok();
+    fs::create_dir(mount.path("a\"b")).unwrap();
+    let odd = [&b"it's"[..], b"a\"b/c", b"line\nbreak", b"tab\t", b"back\\slash", b"\\x41", b"\xc3\xbc", b"\xff"];
+    for name in odd.map(OsStr::from_bytes) {
+        fs::write(mount.path(name), "1").unwrap();
+        std::os::unix::fs::chown(mount.path(name), Some(USER), None).unwrap();
+    }
+    // Where a link leads does not matter.
+    std::os::unix::fs::symlink("/no/such", mount.path("link")).unwrap();
+    std::os::unix::fs::lchown(mount.path("link"), Some(USER), None).unwrap();
+    // A result that does not belong to the user.
+    let mut command = std::process::Command::new(forebay());
+    command.args(["run", "--job", "j", "--mount"]).arg(mount.place.mnt()).args([
+        "--",
+        "sh",
+        "-c",
+        "echo x > gr\u{f6}\u{df}e",
+    ]);
+    run(command.current_dir(mount.place.mnt()), COMMAND).ok();
+    job(&mount, "stage-out", &["--wait", "60s"]).ok();
+    assert_eq!(phase(&mount), "done");
+    for name in odd.map(OsStr::from_bytes) {
+        assert!(mount.pool(name).exists(), "{}", name.as_bytes().escape_ascii());
+    }
+    assert!(fs::symlink_metadata(mount.pool("link")).is_ok());
+    assert_eq!(fs::read_to_string(mount.pool("gr\u{f6}\u{df}e")).unwrap(), "x\n");
 }

@@ -437,7 +437,7 @@ pub struct Overview {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DirtyFile {
-    pub path: String,
+    pub path: TypedPath,
     pub bytes: u64,
     pub since_unix: u64,
     pub what: Difference,
@@ -450,7 +450,7 @@ pub struct DirtyFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListedPath {
-    pub path: String,
+    pub path: TypedPath,
     pub kind: ObjectKind,
     pub size: u64,
     pub resident_bytes: u64,
