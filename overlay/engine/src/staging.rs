@@ -349,14 +349,16 @@ impl Overlay {
         inner.fetch_current(ino, terms.begun, attempt).await?.ok_or_else(|| inner.changes_while_staged(ino))
     }
 
-    /// Returns the inodes that a request names; `None` is everything.
+    /// Returns the inodes that a request names, with the symbolic links on its paths; `None` is everything.
     async fn roots_of(&self, request: &FlushRequest) -> Result<Vec<Option<Ino>>> {
         if request.paths.is_empty() {
             return Ok(vec![None]);
         }
         let mut roots = Vec::new();
         for path in &request.paths {
-            roots.push(Some(self.resolve(&parse_path(path)?).await?));
+            let named = self.named(&parse_path(path)?, Ask::Nothing).await?;
+            // A link that was followed may be new itself.
+            roots.extend(named.links.into_iter().chain([named.ino]).map(Some));
         }
         Ok(roots)
     }
