@@ -478,6 +478,20 @@ pub struct FsckReport {
     pub notes: Vec<String>,
 }
 
+impl FsckReport {
+    /// Adds a problem, in one line.
+    pub fn add(&mut self, problem: String, is_repaired: bool) {
+        self.problems.push(problem);
+        self.repaired += u64::from(is_repaired);
+    }
+
+    /// Returns whether a problem is left. `repaired` counts the lines of `problems` that were repaired, whatever a line
+    /// stands for.
+    pub fn has_damage_left(&self) -> bool {
+        self.problems.len() as u64 > self.repaired
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
