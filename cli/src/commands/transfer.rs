@@ -66,7 +66,9 @@ pub fn evict(args: args::EvictArgs, output: &Output) -> Result<Exit, Failure> {
 pub fn release(args: args::ReleaseArgs, output: &Output) -> Result<Exit, Failure> {
     let (job, owner) = registration::owner(args.owner);
     let targets = match args.paths.is_empty() {
-        true => registration::mounts(None)?.into_iter().map(|entry| MountTarget { entry, paths: Vec::new() }).collect(),
+        true => {
+            registration::all_mounts(None)?.into_iter().map(|entry| MountTarget { entry, paths: Vec::new() }).collect()
+        }
         false => targets::of(&PathArgs { paths: args.paths, null: args.null })?,
     };
     on_each(targets, RELEASE, args.dry_run, output, |paths| {
