@@ -52,7 +52,8 @@ pub fn stage(args: args::StageArgs, output: &Output) -> Result<Exit, Failure> {
 
 pub fn flush(args: args::FlushArgs, output: &Output) -> Result<Exit, Failure> {
     let verb = if args.wait { FLUSH } else { Verb { done: "queued", ..FLUSH } };
-    on_each(targets::of(&args.paths)?, verb, args.dry_run, output, |paths| {
+    let targets = targets::of(&PathArgs { paths: args.paths, null: args.null })?;
+    on_each(targets, verb, args.dry_run, output, |paths| {
         Request::Flush(FlushRequest { paths, wait: args.wait, dry_run: args.dry_run })
     })
 }
