@@ -336,8 +336,12 @@ impl From<ShareChoice> for ClusterShare {
 
 #[derive(Debug, Args)]
 pub struct FlushArgs {
-    #[command(flatten)]
-    pub paths: PathArgs,
+    /// Paths under a mount; @FILE reads a list, and - reads one from standard input.
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<std::ffi::OsString>,
+    /// Names in lists end with NUL instead of a newline.
+    #[arg(short = '0', long)]
+    pub null: bool,
     /// Return when everything is in the pool.
     #[arg(long)]
     pub wait: bool,

@@ -1,5 +1,6 @@
 //! Printing: lines for people, or JSON for programs.
 
+use std::borrow::Cow;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 
@@ -24,8 +25,12 @@ impl Output {
     /// Prints a line on standard output. Ends the program if that is not possible: as SIGPIPE would if the reader has closed
     /// the pipe, else with an error. Success would say that all was done and shown.
     pub fn line(&self, text: impl AsRef<str>) {
+        self.print(&harmless(text.as_ref()));
+    }
+
+    fn print(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
+        let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));
         match written {
             Ok(()) => {}
             Err(e) if e.kind() == ErrorKind::BrokenPipe => forebay_daemon::end_process(CLOSED_PIPE),
@@ -39,7 +44,7 @@ impl Output {
     /// Prints a value as one line of JSON.
     pub fn json(&self, value: &impl Serialize) {
         match serde_json::to_string(value) {
-            Ok(text) => self.line(text),
+            Ok(text) => self.print(&text),
             Err(error) => self.note(format!("cannot be shown as JSON: {error}")),
         }
     }
@@ -56,14 +61,16 @@ impl Output {
     /// Prints a remark for people on standard error.
     pub fn note(&self, text: impl AsRef<str>) {
         // If standard error is closed, the remark is lost.
-        let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
+        let _ = writeln!(std::io::stderr(), "{}", harmless(text.as_ref()));
     }
 
     pub fn failure(&self, failure: &Failure) {
         if self.json {
             self.json(&serde_json::json!({ "error": failure, "exit": Exit::from(failure.kind) as u8 }));
         } else {
-            self.note(format!("forebay: {failure}"));
+            // A line break in what failed, perhaps of a name, does not begin a line that looks like the remedy.
+            let what = failure.what.replace('\n', "\n    ");
+            self.note(format!("forebay: {}", Failure { what, ..failure.clone() }));
         }
     }
 
@@ -84,6 +91,15 @@ impl Output {
     }
 }
 
+/// Escapes the control characters that steer a terminal, whatever name of another user they came with.
+fn harmless(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().flat_map(|c| if steers(c) { c.escape_default().collect() } else { vec![c] }).collect::<String>().into()
+}
+
 fn aligned(cell: &str, at: usize, widths: &[usize]) -> String {
     let width = widths[at];
     if at + 1 == widths.len() {
@@ -92,5 +108,16 @@ fn aligned(cell: &str, at: usize, widths: &[usize]) -> String {
         format!("{cell:>width$}")
     } else {
         format!("{cell:<width$}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_does_not_steer_a_terminal() {
+        assert_eq!(harmless("a\tb\nä"), "a\tb\nä");
+        assert_eq!(harmless("a\x1b[2J\r\u{9b}1mb\x7f"), r"a\u{1b}[2J\r\u{9b}1mb\u{7f}");
     }
 }

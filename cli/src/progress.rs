@@ -8,6 +8,7 @@ use forebay_api::peers::{MemberStage, MemberStageState};
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind, client};
+use forebay_system::terminal::visible;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::Output;
@@ -55,7 +56,7 @@ pub fn follow(entry: &RegisteredMount, request: &Request, verb: Verb, output: &O
             }
             Progress::Wanted(_) => {}
             Progress::Failed { path, reason } if !output.json => {
-                bar.suspend(|| output.note(format!("{}: {reason}", values::shown(&path))));
+                bar.suspend(|| output.note(format!("{}: {}", values::shown(&path), visible(&reason))));
             }
             Progress::Failed { .. } => {}
             Progress::Done(done) => summary = Some(done),
@@ -89,7 +90,7 @@ pub fn summarise(summary: &Summary, verb: Verb, dry_run: bool, output: &Output) 
     }
     output.line(line);
     if let Some(message) = &summary.message {
-        output.line(format!("  {message}"));
+        output.line(format!("  {}", visible(message)));
     }
     for member in &summary.members {
         output.line(format!("  {}", told(member, verb, dry_run)));

@@ -21,12 +21,24 @@ pub struct Registration {
     entries: Vec<RegisteredMount>,
 }
 
-/// The mounts that jobs are registered with: the given one, or all that this user has access to.
+/// The mounts that jobs are registered with: the given one, or all that are served and that this user has access to.
 pub fn mounts(mount: Option<&Path>) -> Result<Vec<RegisteredMount>, Failure> {
-    let entries: Vec<RegisteredMount> = match mount {
+    let mut entries = all_mounts(mount)?;
+    if mount.is_none() {
+        entries.retain(|entry| entry.supervisor_alive() || entry.worker_alive());
+    }
+    some(entries)
+}
+
+/// The same with mounts whose daemons are dead: for a verb whose success says that nothing is left to be done anywhere.
+pub fn all_mounts(mount: Option<&Path>) -> Result<Vec<RegisteredMount>, Failure> {
+    some(match mount {
         Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
-        None => registry::entries().into_iter().filter(|e| e.supervisor_alive() || e.worker_alive()).collect(),
-    };
+        None => registry::entries(),
+    })
+}
+
+fn some(entries: Vec<RegisteredMount>) -> Result<Vec<RegisteredMount>, Failure> {
     if entries.is_empty() {
         return Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount that is served")
             .remedy("forebay mount URL MOUNTPOINT --fast DIR"));

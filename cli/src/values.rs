@@ -5,6 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use bytesize::ByteSize;
 use forebay_backends::WorkProgress;
 use forebay_daemon::config::ThrottleConfig;
+use forebay_system::terminal::visible;
 
 /// Parses `100MB/s,2ms`; in mount options, where commas separate the options, `100MB/s:2ms`.
 pub fn pace(text: &str) -> Result<ThrottleConfig, String> {
@@ -98,7 +99,7 @@ pub fn under_way(work: &WorkProgress) -> String {
 /// are escaped.
 pub fn shown(text: &str) -> String {
     let readable = String::from_utf8(unescaped(text)).unwrap_or_else(|_| text.to_string());
-    readable.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    visible(&readable)
 }
 
 /// Replaces each `\xNN` by its byte.

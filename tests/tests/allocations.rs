@@ -1,6 +1,8 @@
 //! What a batch job holds at a mount, from its declaration until its results are in the pool, without a batch system.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use serde_json::Value;
 
 const INCOMPLETE: i32 = 1;
 const USAGE: i32 = 2;
+const NO_DAEMON: i32 = 3;
 const BUSY: i32 = 6;
 
 /// A mount whose pool has four files of 1 MiB below `in`, and reads them with 4 MiB/s.
@@ -305,4 +308,81 @@ fn bad_arguments_are_refused_by_name() {
     let mut command = std::process::Command::new(forebay());
     command.args(["slurm", "prolog", "--mount"]).arg(mount.place.mnt()).env_remove("SLURM_JOB_ID");
     run(&mut command, COMMAND).refused(USAGE, &["SLURM_JOB_ID"]);
+}
+
+/// Messages escape these names in several ways.
+#[test]
+fn results_with_odd_names_are_written_back() {
+    const USER: u32 = 65534;
+    let mount = slow();
+    job(&mount, "begin", &["--uid", "65534"]).ok();
+    job(&mount, "start", &[]).ok();
+    fs::create_dir(mount.path("a\"b")).unwrap();
+    let odd = [&b"it's"[..], b"a\"b/c", b"line\nbreak", b"tab\t", b"back\\slash", b"\\x41", b"\xc3\xbc", b"\xff"];
+    for name in odd.map(OsStr::from_bytes) {
+        fs::write(mount.path(name), "1").unwrap();
+        std::os::unix::fs::chown(mount.path(name), Some(USER), None).unwrap();
+    }
+    // Where a link leads does not matter.
+    std::os::unix::fs::symlink("/no/such", mount.path("link")).unwrap();
+    std::os::unix::fs::lchown(mount.path("link"), Some(USER), None).unwrap();
+    // A result that does not belong to the user.
+    let mut command = std::process::Command::new(forebay());
+    command.args(["run", "--job", "j", "--mount"]).arg(mount.place.mnt()).args([
+        "--",
+        "sh",
+        "-c",
+        "echo x > gr\u{f6}\u{df}e",
+    ]);
+    run(command.current_dir(mount.place.mnt()), COMMAND).ok();
+    job(&mount, "stage-out", &["--wait", "60s"]).ok();
+    assert_eq!(phase(&mount), "done");
+    for name in odd.map(OsStr::from_bytes) {
+        assert!(mount.pool(name).exists(), "{}", name.as_bytes().escape_ascii());
+    }
+    assert!(fs::symlink_metadata(mount.pool("link")).is_ok());
+    assert_eq!(fs::read_to_string(mount.pool("gr\u{f6}\u{df}e")).unwrap(), "x\n");
+}
+
+/// SEMANTICS 61: "A verb that comes too late is refused, and changes nothing."
+#[test]
+fn a_write_back_after_a_teardown_is_no_success() {
+    let mount = slow();
+    job(&mount, "begin", &[]).ok();
+    job(&mount, "start", &[]).ok();
+    fs::write(mount.path("result"), "1").unwrap();
+    job(&mount, "teardown", &[]).ok();
+    let answer = job(&mount, "stage-out", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    assert_eq!(value(&answer)["phase"], "cancelled");
+    assert!(!mount.pool("result").exists());
+}
+
+/// Without `--mount`, a verb is for all mounts: one without a daemon may hold the results.
+#[test]
+fn a_mount_without_a_daemon_keeps_a_verb_from_success() {
+    let (serves, dead) = (slow(), Mount::manual());
+    // Only these two are registered for the commands of this script. Other tests run at the same time.
+    let script = "mount --make-rprivate /
+        mkdir \"$0/registry\" && mount --bind /run/forebay \"$0/registry\"
+        mount -t tmpfs -o mode=755 tmpfs /run/forebay
+        for at in \"$2\" \"$3\"; do
+            mkdir -m 700 \"/run/forebay/$at\" && mount --bind \"$0/registry/$at\" \"/run/forebay/$at\"
+        done
+        exec \"$1\" job \"${@:4}\"";
+    let all = |words: &[&str]| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "bash", "-euc", script]).arg(serves.place.at("")).arg(forebay());
+        command.args([&serves, &dead].map(|mount| mount.runtime().dir().file_name().unwrap().to_owned()));
+        let answer = run(command.args(words), COMMAND);
+        fs::remove_dir(serves.place.at("registry")).unwrap();
+        answer
+    };
+    all(&["begin", "j"]).ok();
+    all(&["end", "j"]).ok();
+    dead.kill_all();
+    for words in [&["stage-out", "j", "--wait", "60s"][..], &["teardown", "j"]] {
+        all(words).refused(NO_DAEMON, &[&dead.place.mnt().display().to_string()]);
+    }
+    // What is left can still be processed by itself.
+    job(&serves, "stage-out", &["--wait", "60s"]).ok();
 }

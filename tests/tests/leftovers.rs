@@ -75,10 +75,33 @@ async fn fsck_finds_what_daemons_of_other_nodes_left_in_the_pool() {
     find(&overlay, "d").await;
     assert_eq!(overlay.fsck(false).await.unwrap().problems, Vec::<String>::new());
     fixture.memory.leave_unfinished(&pool_path("d"), 3);
-    for (repair, repaired) in [(false, 0), (true, 3)] {
+    for (repair, repaired) in [(false, 0), (true, 1)] {
         let report = overlay.fsck(repair).await.unwrap();
         assert!(report.problems.len() == 1 && report.problems[0].starts_with("/d: 3 unfinished"), "{report:?}");
         assert_eq!(report.repaired, repaired);
     }
     assert_eq!(overlay.fsck(false).await.unwrap().problems, Vec::<String>::new());
+}
+
+/// One line on unfinished uploads stands for several of them. Damage that is left is not made up for by their number.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_tells_damage_that_is_left_however_many_uploads_it_removed() {
+    use forebay_tests::engine::*;
+    use std::os::unix::fs::FileExt;
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("a", b"all of it").await;
+    let overlay = fixture.open().await;
+    find(&overlay, "d").await;
+    fixture.memory.leave_unfinished(&pool_path("d"), 3);
+    // A file that is open is not repaired.
+    let ino = find(&overlay, "a").await;
+    let opened = overlay.open_file(ino, RDONLY).await.unwrap();
+    opened.resident.unwrap().file.write_all_at(b"not", 0).unwrap();
+    let report = overlay.fsck(true).await.unwrap();
+    assert_eq!((report.problems.len(), report.repaired), (2, 1), "{report:?}");
+    assert!(report.has_damage_left());
+    overlay.release(ino, RDONLY);
+    let report = overlay.fsck(true).await.unwrap();
+    assert_eq!((report.problems.len(), report.has_damage_left()), (1, false), "{report:?}");
 }

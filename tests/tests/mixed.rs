@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_daemon::registry::{self, Phase, Process, RegisteredMount};
 use forebay_daemon::{client, mounts, multi_mount};
-use forebay_tests::mount::{COMMAND, Place, content, kill, program_as};
+use forebay_tests::mount::{COMMAND, Mount, Place, content, kill, program_as};
 use forebay_tests::process::{self, Answer, run, sh, wait_until};
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 
@@ -198,6 +198,31 @@ fn umount_takes_all_away_and_keeps_what_was_not_flushed() {
     mixed.forebay(["umount", "--flush"], "").ok();
     mixed.nothing_is_left();
     assert_eq!(fs::read(mixed.place.pool().join("x")).unwrap(), b"1");
+}
+
+/// Without the record of a mount, nothing can be flushed there. Then `--flush` unmounts nothing.
+#[test]
+fn umount_with_flush_refuses_a_mount_whose_daemon_is_not_known() {
+    let mixed = Mixed::new(&format!("{MANUAL}{TWO}"));
+    let one = Mount::manual();
+    fs::write(mixed.path("a/x"), "1").unwrap();
+    fs::write(one.path("x"), "1").unwrap();
+    for (runtime, place, pool) in [
+        (mixed.entry("a").runtime, mixed.place.mnt(), mixed.place.pool()),
+        (one.runtime(), one.place.mnt(), one.place.pool()),
+    ] {
+        let (state, aside) = (runtime.dir().join("state.json"), runtime.dir().join("aside"));
+        fs::rename(&state, &aside).unwrap();
+        for more in [&["--flush", "--dry-run"][..], &["--flush"]] {
+            let answer = run(Command::new(process::forebay()).arg("umount").args(more).arg(&place), COMMAND);
+            answer.refused(NO_DAEMON, &["its daemon is not known here"]);
+        }
+        assert!(!pool.join("x").exists());
+        fs::rename(&aside, &state).unwrap();
+        run(Command::new(process::forebay()).args(["umount", "--flush"]).arg(&place), COMMAND).ok();
+        assert_eq!(fs::read(pool.join("x")).unwrap(), b"1");
+    }
+    mixed.nothing_is_left();
 }
 
 /// SEMANTICS 40: "If one pool is in use, all pools stay mounted."

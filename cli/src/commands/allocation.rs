@@ -67,9 +67,10 @@ fn is_staged(allocation: &Allocation) -> Exit {
 
 fn is_written_back(allocation: &Allocation) -> Exit {
     match allocation.phase {
+        AllocationPhase::Done => Exit::Done,
         AllocationPhase::StagingOut => Exit::Busy,
-        AllocationPhase::Failed => Exit::Incomplete,
-        _ => Exit::Done,
+        // Nothing is written back for an allocation that is cancelled: the verb came too late.
+        _ => Exit::Incomplete,
     }
 }
 
@@ -123,7 +124,7 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
         false => targets::of(&PathArgs { paths, null: false }),
     };
     let (stage_in, stage_out) = (found(args.stage_in)?, found(args.stage_out)?);
-    let entries = registration::mounts(args.named.mount.as_deref())?;
+    let entries = registration::all_mounts(args.named.mount.as_deref())?;
     let strange = stage_in.iter().chain(&stage_out).find(|target| !entries.iter().any(|entry| is_of(target, entry)));
     if let Some(target) = strange {
         let place = target.entry.mountpoint().display();
@@ -195,7 +196,8 @@ fn needed(
     Ok(exit)
 }
 
-/// Carries out a verb at each mount. Returns whether any of them knows the allocation.
+/// Carries out a verb at each mount. Returns whether any of them knows the allocation. A mount without a daemon is a
+/// failure: it may hold what the verb is about.
 fn each(
     named: &JobNameArgs,
     output: &Output,
@@ -203,7 +205,7 @@ fn each(
     verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<(Exit, bool), Failure> {
     let mut found = false;
-    let exit = targets::each(registration::mounts(named.mount.as_deref())?, output, |entry| {
+    let exit = targets::each(registration::all_mounts(named.mount.as_deref())?, output, |entry| {
         let Some(allocation) = verb(&entry)? else { return Ok(Exit::Done) };
         found = true;
         present(entry.mountpoint(), &allocation, output);

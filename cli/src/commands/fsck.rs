@@ -47,8 +47,7 @@ fn told(report: &FsckReport, output: &Output) -> Exit {
     } else {
         summarise(report, output);
     }
-    let left = report.problems.len() as u64 > report.repaired;
-    if left { Exit::Corrupt } else { Exit::Done }
+    if report.has_damage_left() { Exit::Corrupt } else { Exit::Done }
 }
 
 /// The mount that contains this place or uses it as a fast directory.

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_api::operator::{ContentState, ListedPath, ObjectKind};
+use forebay_api::operator::{ContentState, DirtyFile, ListedPath, ObjectKind};
 use forebay_daemon::multi_mount::MountPath;
 use forebay_daemon::protocol::{Reply, Request};
-use forebay_daemon::{Failure, client};
+use forebay_daemon::registry::RegisteredMount;
+use forebay_daemon::{Failure, FailureKind, client};
 
 use crate::exit::Exit;
 use crate::output::Output;
@@ -18,9 +19,17 @@ pub fn dirty(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
 }
 
 fn not_in_pool(MountPath { entry, inner, prefix }: &MountPath, output: &Output) -> Result<Exit, Failure> {
+    let named = match resolved(entry, inner) {
+        // It leads out of the mount.
+        Err(failure) if failure.kind == FailureKind::Usage => return Err(failure),
+        named => named,
+    };
+    let is_meant = |f: &DirtyFile| is_below(&f.path, inner) || named.as_ref().is_ok_and(|path| is_below(&f.path, path));
+    let mut found = false;
     for reply in client::call(entry, &Request::Dirty)? {
         let Reply::Dirty(files) = reply? else { continue };
-        let mut wanted: Vec<_> = files.into_iter().filter(|f| is_below(&f.path, inner)).collect();
+        let mut wanted: Vec<_> = files.into_iter().filter(is_meant).collect();
+        found |= !wanted.is_empty();
         wanted.iter_mut().for_each(|f| f.path = prefixed(prefix, &f.path));
         if output.json {
             wanted.iter().for_each(|f| output.json(f));
@@ -37,7 +46,24 @@ fn not_in_pool(MountPath { entry, inner, prefix }: &MountPath, output: &Output) 
             .collect();
         output.table(&rows);
     }
-    Ok(Exit::Done)
+    match named {
+        // A name that is removed, and not in the pool yet, is no mistake.
+        Err(failure) if !found => Err(failure),
+        _ => Ok(Exit::Done),
+    }
+}
+
+/// Returns the path of what a path of a mount names, after its symbolic links.
+fn resolved(entry: &RegisteredMount, inner: &str) -> Result<String, Failure> {
+    if inner.is_empty() {
+        return Ok(String::new());
+    }
+    for reply in client::call(entry, &Request::Resolve { path: inner.to_owned() })? {
+        if let Reply::Resolved(path) = reply? {
+            return Ok(path);
+        }
+    }
+    Err(Failure::new(FailureKind::Other, "the daemon ended its answer without a path"))
 }
 
 pub fn ls(path: &Path, recursive: bool, output: &Output) -> Result<Exit, Failure> {
@@ -155,7 +181,7 @@ fn child(path: &str, base: &str) -> String {
 }
 
 fn is_below(path: &str, base: &str) -> bool {
-    let path = path.trim_start_matches('/');
+    let (path, base) = (path.trim_start_matches('/'), base.trim_start_matches('/'));
     base.is_empty() || path == base || path.strip_prefix(base).is_some_and(|rest| rest.starts_with('/'))
 }
 
@@ -181,6 +207,7 @@ mod tests {
     fn below_is_by_component() {
         assert!(is_below("/a/b", "a") && is_below("/a", "a") && is_below("/x", ""));
         assert!(!is_below("/ab", "a"));
+        assert!(is_below("/a/b", "/a") && is_below("/x", "/"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use forebay_api::operator::Status;
 use forebay_daemon::config::MountConfig;
 use forebay_daemon::multi_mount::{self, MultiMountPlan, MultiMountRoot};
 use forebay_daemon::registry::RegisteredMount;
-use forebay_daemon::{Failure, client};
+use forebay_daemon::{Failure, FailureKind, client, mounts};
 
 use super::{mount, processes, umount};
 use crate::args;
@@ -93,7 +93,13 @@ pub fn take_away(root: &MultiMountRoot, args: &args::UmountArgs, output: &Output
     if !args.lazy {
         multi_mount::refuse_in_use(root)?;
     }
-    let mounts: Vec<_> = root.mounts().into_iter().filter_map(|(_, entry)| entry).collect();
+    let (known, unknown): (Vec<_>, Vec<_>) = root.mounts().into_iter().partition(|(_, entry)| entry.is_some());
+    // Without its daemon, nothing is flushed: what is not in the pool yet would stay behind in silence.
+    let mut left = unknown.into_iter().filter(|(name, _)| args.flush && mounts::is_ours(&root.path_of(name)));
+    if let Some((name, _)) = left.next() {
+        return Err(no_daemon(root, name));
+    }
+    let mounts: Vec<_> = known.into_iter().filter_map(|(_, entry)| entry).collect();
     if args.flush {
         mounts.iter().try_for_each(|entry| umount::flush(entry, args.dry_run, output))?;
     }
@@ -105,6 +111,16 @@ pub fn take_away(root: &MultiMountRoot, args: &args::UmountArgs, output: &Output
         umount::tell(entry.mountpoint(), status.as_ref(), args.dry_run, output);
     }
     Ok(Exit::Done)
+}
+
+fn no_daemon(root: &MultiMountRoot, pool: &str) -> Failure {
+    let place = root.path_of(pool);
+    let what = format!("{} is mounted, but its daemon is not known here; nothing was unmounted", place.display());
+    Failure::new(FailureKind::NoDaemon, what).remedy(format!(
+        "run this as the user who mounted it; without --flush it unmounts, and the fast pool keeps what is not in the pool: \
+         forebay umount {}",
+        root.mountpoint.display()
+    ))
 }
 
 /// The status of each daemon. All are asked concurrently, because one that hangs is waited for. `None`: no daemon

@@ -35,6 +35,8 @@ pub fn run(command: QuotaCommand, output: &Output) -> Result<Exit, Failure> {
 fn tell(report: &QuotaReport, verb: QuotaVerb, output: &Output) {
     if report.quotas.is_empty() {
         output.line("there are no quotas: a policy sets them, by [[quota]]");
+        // Counts of quotas that a policy no longer has may still differ.
+        report.differences.iter().for_each(|line| output.line(shown(line)));
         return;
     }
     let heads = ["", "bytes", "soft", "hard", "files", "soft", "hard", "staged", "hard", "grace"];

@@ -52,7 +52,8 @@ pub fn stage(args: args::StageArgs, output: &Output) -> Result<Exit, Failure> {
 
 pub fn flush(args: args::FlushArgs, output: &Output) -> Result<Exit, Failure> {
     let verb = if args.wait { FLUSH } else { Verb { done: "queued", ..FLUSH } };
-    on_each(targets::of(&args.paths)?, verb, args.dry_run, output, |paths| {
+    let targets = targets::of(&PathArgs { paths: args.paths, null: args.null })?;
+    on_each(targets, verb, args.dry_run, output, |paths| {
         Request::Flush(FlushRequest { paths, wait: args.wait, dry_run: args.dry_run })
     })
 }
@@ -66,7 +67,9 @@ pub fn evict(args: args::EvictArgs, output: &Output) -> Result<Exit, Failure> {
 pub fn release(args: args::ReleaseArgs, output: &Output) -> Result<Exit, Failure> {
     let (job, owner) = registration::owner(args.owner);
     let targets = match args.paths.is_empty() {
-        true => registration::mounts(None)?.into_iter().map(|entry| MountTarget { entry, paths: Vec::new() }).collect(),
+        true => {
+            registration::all_mounts(None)?.into_iter().map(|entry| MountTarget { entry, paths: Vec::new() }).collect()
+        }
         false => targets::of(&PathArgs { paths: args.paths, null: args.null })?,
     };
     on_each(targets, RELEASE, args.dry_run, output, |paths| {

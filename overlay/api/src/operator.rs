@@ -437,7 +437,7 @@ pub struct Overview {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DirtyFile {
-    pub path: String,
+    pub path: TypedPath,
     pub bytes: u64,
     pub since_unix: u64,
     pub what: Difference,
@@ -450,7 +450,7 @@ pub struct DirtyFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListedPath {
-    pub path: String,
+    pub path: TypedPath,
     pub kind: ObjectKind,
     pub size: u64,
     pub resident_bytes: u64,
@@ -476,6 +476,20 @@ pub struct FsckReport {
     /// What a repair of a damaged catalog kept, and where.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+impl FsckReport {
+    /// Adds a problem, in one line.
+    pub fn add(&mut self, problem: String, is_repaired: bool) {
+        self.problems.push(problem);
+        self.repaired += u64::from(is_repaired);
+    }
+
+    /// Returns whether a problem is left. `repaired` counts the lines of `problems` that were repaired, whatever a line
+    /// stands for.
+    pub fn has_damage_left(&self) -> bool {
+        self.problems.len() as u64 > self.repaired
+    }
 }
 
 #[cfg(test)]

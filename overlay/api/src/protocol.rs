@@ -34,7 +34,7 @@ use crate::foresight::{Explanation, ProfileSummary};
 use crate::jobs::{JobFile, JobRequest, JobSummary, Sample};
 use crate::operator::{
     DirtyFile, EvictRequest, FlushRequest, FsckReport, ListedPath, Overview, Progress, ReleaseRequest, StageRequest,
-    Status,
+    Status, TypedPath,
 };
 use crate::peers::PeersStatus;
 use crate::policy::{PolicyEffect, PolicyExplanation, PolicyVerb};
@@ -132,6 +132,10 @@ pub enum Request {
     Release(ReleaseRequest),
     /// Lists what is not in the pool yet.
     Dirty,
+    /// Returns the path of what a path names, after its symbolic links.
+    Resolve {
+        path: TypedPath,
+    },
     /// Lists the residency of the objects at and below a path.
     Ls {
         path: String,
@@ -204,6 +208,7 @@ pub enum Reply {
     Progress(Progress),
     /// A part of the list: a long list takes several lines.
     Dirty(Vec<DirtyFile>),
+    Resolved(TypedPath),
     Listed(Vec<ListedPath>),
     Fsck(FsckReport),
     Jobs(Vec<JobSummary>),

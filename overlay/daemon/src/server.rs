@@ -197,6 +197,11 @@ async fn carry_out(
                 out.send(&Reply::Dirty(part.to_vec())).await?;
             }
         }
+        Request::Resolve { path } => {
+            let (asked, path) = (overlay.clone(), parse(&path)?);
+            let resolved = out.waiting_for(engine, async move { asked.follow_links(&path).await }).await?;
+            out.send(&Reply::Resolved(resolved.map_err(Failure::from)?)).await?;
+        }
         Request::Ls { path, recursive } => {
             let (asked, path) = (overlay.clone(), parse(&path)?);
             let listed = async move { asked.list_residency(&path, recursive).await };

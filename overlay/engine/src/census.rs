@@ -16,7 +16,8 @@ use forebay_system::clock::unix_now;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::{Inner, Overlay};
+use crate::paths::typed;
+use crate::{Inner, Ino, Overlay};
 
 /// Failed flushes that are named.
 const NAMED_ERRORS: usize = 20;
@@ -168,6 +169,11 @@ impl Inner {
     }
 
     pub(super) fn dirty_files(&self) -> Result<Vec<DirtyFile>> {
+        Ok(self.dirty_objects()?.into_iter().map(|(_, dirty)| dirty).collect())
+    }
+
+    /// Returns what differs, each path once, with its inode. A name that was removed has none.
+    pub(super) fn dirty_objects(&self) -> Result<Vec<(Option<Ino>, DirtyFile)>> {
         let mut intents = Vec::new();
         let seen = || self.census.scans.seen.fetch_add(1, Ordering::Relaxed);
         self.catalog.intents(|intent, since| {
@@ -175,14 +181,15 @@ impl Inner {
             intents.push((intent, since));
             Ok(true)
         })?;
-        let mut found: std::collections::BTreeMap<String, DirtyFile> = Default::default();
+        let mut found: std::collections::BTreeMap<String, (Option<Ino>, DirtyFile)> = Default::default();
         for (intent, since_unix) in intents {
             seen();
-            let Some(dirty) = self.dirty_file(&intent, since_unix)? else { continue };
+            let Some((ino, dirty)) = self.dirty_file(&intent, since_unix)? else { continue };
             if !self.still_differs(&intent) {
                 continue;
             }
-            let slot = found.entry(dirty.path.clone()).or_insert_with(|| dirty.clone());
+            let (of, slot) = found.entry(dirty.path.clone()).or_insert_with(|| (ino, dirty.clone()));
+            *of = of.or(ino);
             slot.since_unix = slot.since_unix.min(dirty.since_unix);
             slot.bytes = slot.bytes.max(dirty.bytes);
             slot.what = slot.what.max(dirty.what);
@@ -191,14 +198,14 @@ impl Inner {
         Ok(found.into_values().collect())
     }
 
-    fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<DirtyFile>> {
+    fn dirty_file(&self, intent: &Intent, since_unix: u64) -> Result<Option<(Option<Ino>, DirtyFile)>> {
         let (path, ino, mut what) = match intent {
-            Intent::Inode(ino) => (self.display(*ino), Some(*ino), Difference::Attributes),
+            Intent::Inode(ino) => (self.typed_path(*ino), Some(*ino), Difference::Attributes),
             Intent::Name(parent, name) => {
                 let record = self.catalog.name(*parent, name)?;
                 let dir = self.overlay_path(*parent).or_else(|| self.pool_path(*parent).ok()).unwrap_or_default();
                 let what = if record.here.is_some() { Difference::Name } else { Difference::Removed };
-                (dir.join(name).to_string(), record.here_ino(), what)
+                (typed(&dir.join(name)), record.here_ino(), what)
             }
         };
         let mut dirty = DirtyFile { path, bytes: 0, since_unix, what, error: None, why: self.flush_reason(intent) };
@@ -233,7 +240,7 @@ impl Inner {
             }
         }
         dirty.what = what;
-        Ok(Some(dirty))
+        Ok(Some((ino, dirty)))
     }
 }
 

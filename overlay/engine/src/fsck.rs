@@ -53,14 +53,13 @@ impl Inner {
             if !self.is_dangling(id)? {
                 continue;
             }
-            report.problems.push(format!("content {:x} belongs to no file", id.0));
             if repair {
                 let mut batch = self.catalog.batch();
                 batch.delete_content(id);
                 self.catalog.write(batch)?;
                 self.trash.discard(id, bytes);
-                report.repaired += 1;
             }
+            report.add(format!("content {:x} belongs to no file", id.0), repair);
         }
         if repair {
             report.orphans_removed = self.sweep_contents()?;
@@ -85,8 +84,7 @@ impl Inner {
                 Ok(0) => {}
                 Ok(files) => {
                     let what = "unfinished uploads of daemons that ended more than a day ago";
-                    report.problems.push(format!("{path}: {files} {what}"));
-                    report.repaired += if remove { files } else { 0 };
+                    report.add(format!("{path}: {files} {what}"), remove);
                 }
                 Err(e) if e.is_unreachable() => break,
                 // Removed by another client, or not readable for this user.
@@ -113,7 +111,7 @@ impl Inner {
         }
         let _namespace = self.names.changes.lock();
         if let Some(record) = self.catalog.inode(ino)? {
-            report.problems.extend(self.broken_links(ino, &record)?);
+            self.broken_links(ino, &record)?.into_iter().for_each(|problem| report.add(problem, false));
         }
         Ok(())
     }
@@ -149,13 +147,10 @@ impl Inner {
                 return Ok(());
             }
         }
-        report.problems.push(format!("{}: {problem}", self.display(ino)));
-        if repair
-            && !record.file.is_dirty()
-            && let Ok(Ok(_)) = self.evict_inode(ino, ChosenBy::Repair)
-        {
-            report.repaired += 1;
-        }
+        let problem = format!("{}: {problem}", self.display(ino));
+        let is_repaired =
+            repair && !record.file.is_dirty() && matches!(self.evict_inode(ino, ChosenBy::Repair), Ok(Ok(_)));
+        report.add(problem, is_repaired);
         Ok(())
     }
 

@@ -38,7 +38,7 @@
 //! | `attributes` | attributes: read and changed |
 //! | `namespace` | lookup, create, link, unlink, rename, readdir, file handles |
 //! | `xattrs` | extended attributes and ACLs |
-//! | `staging/paths`, `staging/reporter` | the files that a request names; its progress |
+//! | `staging/paths`, `staging/reporter` | what the paths of a request name; its progress |
 //! | `views/owners`, `staging/leases` | views as owners of leases; leases |
 //! | `views` | trees of hard links to content files, which programs read without the daemon |
 //! | `scratch` | plain directories on the fast pool, and their commit into the overlay |

@@ -2,6 +2,8 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use forebay_api::operator::TypedPath;
+use forebay_api::paths::encode;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
 use forebay_catalog::{InodeRecord, Link};
 
@@ -129,6 +131,17 @@ impl Inner {
     pub fn display(&self, ino: Ino) -> String {
         self.overlay_path(ino).map_or_else(|| format!("(unlinked {ino})"), |p| p.to_string())
     }
+
+    /// Returns the path of an inode as requests and replies spell it.
+    pub fn typed_path(&self, ino: Ino) -> TypedPath {
+        self.overlay_path(ino).map_or_else(|| format!("(unlinked {ino})"), |path| typed(&path))
+    }
+}
+
+/// Spells a path of the mount as requests and replies do. `parse_path` undoes it for every name; what
+/// [`PoolPath`] shows is for messages, and cannot be undone.
+pub(crate) fn typed(path: &PoolPath) -> TypedPath {
+    format!("/{}", encode(path.as_bytes()))
 }
 
 fn not_in_pool(ino: Ino) -> Error {

@@ -33,7 +33,7 @@ impl Overlay {
         });
         let inner = self.inner.clone();
         let next = blocking(move || inner.next_for(ino)).await?;
-        Ok(PolicyExplanation { path: self.inner.display(ino), settings: settings.collect(), next })
+        Ok(PolicyExplanation { path: self.inner.typed_path(ino), settings: settings.collect(), next })
     }
 
     /// Begins to put another policy into force, when no other change of it is under way.

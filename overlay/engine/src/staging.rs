@@ -116,6 +116,16 @@ impl Overlay {
         receiver
     }
 
+    /// Writes these objects back to the pool, with what is below them. Those that are gone have nothing to be written
+    /// back, and a symbolic link stands for itself.
+    pub fn flush_objects(&self, inos: Vec<Ino>) -> impl Stream<Item = Progress> + Send + 'static {
+        let overlay = self.clone();
+        reported(|reporter| async move {
+            let roots: Vec<_> = inos.into_iter().map(Some).collect();
+            overlay.flush_roots(&roots, false, &reporter).await
+        })
+    }
+
     /// Evicts clean content, whatever the eviction policy says about it.
     pub fn evict(&self, request: EvictRequest) -> impl Stream<Item = Progress> + Send + 'static {
         let overlay = self.clone();
@@ -339,14 +349,16 @@ impl Overlay {
         inner.fetch_current(ino, terms.begun, attempt).await?.ok_or_else(|| inner.changes_while_staged(ino))
     }
 
-    /// Returns the inodes that a request names; `None` is everything.
+    /// Returns the inodes that a request names, with the symbolic links on its paths; `None` is everything.
     async fn roots_of(&self, request: &FlushRequest) -> Result<Vec<Option<Ino>>> {
         if request.paths.is_empty() {
             return Ok(vec![None]);
         }
         let mut roots = Vec::new();
         for path in &request.paths {
-            roots.push(Some(self.resolve(&parse_path(path)?).await?));
+            let named = self.named(&parse_path(path)?, Ask::Nothing).await?;
+            // A link that was followed may be new itself.
+            roots.extend(named.links.into_iter().chain([named.ino]).map(Some));
         }
         Ok(roots)
     }
@@ -375,14 +387,19 @@ impl Overlay {
     }
 
     async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
-        let inner = &self.inner;
         let roots = self.roots_of(request).await?;
+        self.flush_roots(&roots, request.dry_run, reporter).await
+    }
+
+    /// `roots`: `None` is everything.
+    async fn flush_roots(&self, roots: &[Option<Ino>], dry_run: bool, reporter: &Reporter) -> Result<()> {
+        let inner = &self.inner;
         for round in 0..3 {
-            let plan = self.plan_below(&roots).await?;
+            let plan = self.plan_below(roots).await?;
             if round == 0 {
                 reporter.send(Progress::Planned { files: plan.changes, bytes: plan.bytes });
             }
-            if request.dry_run {
+            if dry_run {
                 reporter.planned(plan.changes, plan.bytes, None);
                 return Ok(());
             }

@@ -31,6 +31,11 @@ impl Overlay {
         self.scan(Inner::dirty_files).await
     }
 
+    /// Returns the same with the inodes. A name that was removed has none.
+    pub async fn dirty_objects(&self) -> Result<Vec<(Option<Ino>, DirtyFile)>> {
+        self.scan(Inner::dirty_objects).await
+    }
+
     /// Returns what is listed below a path, with the resident bytes of each entry.
     pub async fn list_residency(&self, path: &PoolPath, recursive: bool) -> Result<Vec<ListedPath>> {
         let root = self.resolve(path).await?;
@@ -128,7 +133,7 @@ impl Inner {
     pub(crate) fn listed(&self, ino: Ino) -> Result<ListedPath> {
         let node = self.node(ino)?;
         let attr = self.attr_of(&node)?;
-        let path = self.display(ino);
+        let path = self.typed_path(ino);
         let resident_bytes = self.resident_bytes(&node, attr.size)?;
         let state = node.state.lock();
         let file = state.record.file;

@@ -1,4 +1,4 @@
-//! Facts of the machine: processes and their capabilities, descriptors, mounts, the time of day.
+//! Facts of the machine: processes and their capabilities, descriptors, mounts, the time of day, terminals.
 
 pub mod bind;
 pub mod capabilities;
@@ -8,3 +8,4 @@ pub mod identity;
 pub mod mounts;
 pub mod process;
 pub mod tcp_clients;
+pub mod terminal;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
 
+use crate::terminal::visible;
+
 /// The file system type of Forebay's mounts, as `/proc/self/mountinfo` shows it.
 pub const FS_TYPE: &str = "fuse.forebay";
 
@@ -188,7 +190,8 @@ pub struct Holder {
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (pid {}) by {}", self.command, self.pid, self.by.display())
+        let by = self.by.display().to_string();
+        write!(f, "{} (pid {}) by {}", visible(&self.command), self.pid, visible(&by))
     }
 }
 
@@ -338,6 +341,14 @@ mod tests {
         assert_eq!(of("rw,async,exec"), usual);
         assert_eq!(of("suid,nosuid,noexec,exec,ro,rw"), usual);
         assert_eq!(of("suid,allow_dev,noatime,relatime,sync"), MountFlags::RELATIME | MountFlags::SYNCHRONOUS);
+    }
+
+    #[test]
+    fn a_holder_cannot_steer_a_terminal() {
+        let by = PathBuf::from("/m/a\x1b[31m\nforebay: unmounted\u{9b}2J");
+        let holder = Holder { pid: 7, command: "\x1b]0;x\x07ä".into(), by };
+        let shown = holder.to_string();
+        assert_eq!(shown, r"\u{1b}]0;x\u{7}ä (pid 7) by /m/a\u{1b}[31m\nforebay: unmounted\u{9b}2J");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Directories that outlive their jobs, on this node: scratch directories that no allocation owns.
 
+use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,7 @@ use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, FailureKind};
 use forebay_slurm::directives::{DirectoryAccess, PersistentDir};
 use forebay_slurm::exchange::{get, gone};
+use rustix::fs::FlockOperation;
 
 use super::staging::{NodeRecord, StagedJob, names_of};
 use crate::commands::scratch;
@@ -31,9 +33,20 @@ fn found(uid: u32, name: &str, entries: &[RegisteredMount]) -> Result<Option<(Re
     Ok(None)
 }
 
+/// Excludes other jobs of this node while a job opens or destroys directories, until the returned file is closed. A hook
+/// that waits too long for it is ended by its time limit.
+fn alone(records: &Path) -> Result<File, Failure> {
+    let failed = |e: std::io::Error| Failure::io(records.display(), &e);
+    let dir = File::open(records).map_err(failed)?;
+    rustix::fs::flock(&dir, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+    Ok(dir)
+}
+
 impl StagedJob {
-    /// Creates the directories that a job asks for, and finds those that it uses.
-    pub fn open_persistent(&mut self, entry: &RegisteredMount, entries: &[RegisteredMount]) -> Result<(), Failure> {
+    /// Creates the directories that a job asks for, and finds those that it uses. Its record is stored before: from then
+    /// on, no other job destroys what it asks for.
+    pub fn open_persistent(&self, entry: &RegisteredMount, entries: &[RegisteredMount]) -> Result<(), Failure> {
+        let _alone = alone(&self.records)?;
         let asked = self.record.request.staging.persistent.clone();
         for PersistentDir { name, bytes, access } in &asked.create {
             if *access == DirectoryAccess::Striped && self.node.nodes > 1 {
@@ -61,7 +74,6 @@ impl StagedJob {
             let link = self.records.join(format!("{}{name}", link_prefix(&self.job.id)));
             let linked = gone(std::fs::remove_file(&link)).and_then(|()| symlink(&path, &link));
             linked.map_err(|e| Failure::io(link.display(), &e))?;
-            self.record.persistent.push(name.clone());
         }
         Ok(())
     }
@@ -72,6 +84,7 @@ impl StagedJob {
             return Vec::new();
         }
         let destroyed = |name: &String| -> Result<(), Failure> {
+            let _alone = alone(&self.records)?;
             if let Some(user) = self.other_user_of(name)? {
                 return Err(Failure::new(FailureKind::Busy, format!("job {user} uses it on node {}", self.node.name)));
             }
@@ -86,13 +99,18 @@ impl StagedJob {
             .collect()
     }
 
-    /// Returns another job of the user on this node that uses a directory.
-    fn other_user_of(&self, name: &String) -> Result<Option<String>, Failure> {
+    /// Returns another job of the user on this node that uses a directory, or is about to: its prolog may not have ended.
+    pub(super) fn other_user_of(&self, name: &String) -> Result<Option<String>, Failure> {
         let owner = rustix::process::geteuid().as_raw();
         for file in names_of(&self.records)? {
             let Some(job) = file.strip_suffix(".json").filter(|job| *job != self.job.id) else { continue };
             let record: Option<NodeRecord> = get(&self.records.join(&file), &[owner])?;
-            if record.is_some_and(|record| record.uid == self.job.uid && record.persistent.contains(name)) {
+            let asks = |record: NodeRecord| {
+                let asked = record.request.staging.persistent;
+                record.uid == self.job.uid
+                    && (asked.uses.contains(name) || asked.create.iter().any(|dir| dir.name == *name))
+            };
+            if record.is_some_and(asks) {
                 return Ok(Some(job.to_owned()));
             }
         }

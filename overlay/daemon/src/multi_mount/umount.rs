@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use forebay_system::terminal::visible;
+
 use super::super::registry::RegisteredMount;
 use super::super::{Failure, FailureKind, mounts, supervisor, unmount};
 use super::{MultiMountRoot, directory};
@@ -16,7 +18,7 @@ pub fn refuse_in_use(root: &MultiMountRoot) -> Result<(), Failure> {
     let is_inner = |place: &Path| !pools.iter().any(|p| p == place) && pools.iter().any(|p| place.starts_with(p));
     match mounted.iter().find(|m| is_inner(&m.mountpoint)) {
         Some(inner) => {
-            let place = inner.mountpoint.display();
+            let place = visible(&inner.mountpoint.to_string_lossy());
             let failure = Failure::new(FailureKind::Busy, format!("another file system is mounted at {place}"));
             Err(nothing_was_done(failure.remedy(format!("umount {place}"))))
         }

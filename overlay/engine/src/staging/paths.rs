@@ -1,11 +1,39 @@
 //! The files that an operator's paths and globs name.
 
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use forebay_api::operator::TypedPath;
+use forebay_api::paths;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side};
-use globset::GlobBuilder;
+use globset::{GlobBuilder, GlobMatcher};
 
 use super::reporter::Reporter;
 use crate::namespace::Ask;
-use crate::{Ino, Overlay};
+use crate::{Ino, Lookup, Overlay};
+
+/// Symbolic links that are followed on one path: as many as the kernel follows.
+const LINKS_MAX: usize = 40;
+/// Why a symbolic link is not followed.
+const OUTSIDE: &str = "which is outside of this mount: give the path that is meant instead of the link";
+
+/// What an operator's path names.
+pub(crate) struct NamedObject {
+    pub ino: Ino,
+    /// The symbolic links that were followed, in this order.
+    pub links: Vec<Ino>,
+}
+
+/// What a symbolic link at the end of a path stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastLink {
+    /// Itself.
+    Kept,
+    /// What it names.
+    Followed,
+}
 
 impl Overlay {
     /// Returns the regular files that paths and globs name, each once. Reports what cannot be found as failed.
@@ -23,32 +51,23 @@ impl Overlay {
 
     async fn expand(&self, typed: &str, ask: Ask<'_>) -> Result<Vec<Ino>> {
         let inner = &self.inner;
-        let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
-        let (root, glob) = match typed.split('/').position(is_glob) {
-            // A name that exists exactly as typed is not taken for a glob.
-            Some(_) if self.resolve_as(&parse_path(typed)?, ask).await.is_ok() => (parse_path(typed)?, None),
-            Some(at) => {
-                let prefix: Vec<&str> = typed.split('/').take(at).collect();
-                let glob = GlobBuilder::new(typed.trim_matches('/')).literal_separator(true).build();
-                let glob =
-                    glob.map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
-                (parse_path(&prefix.join("/"))?, Some(glob.compile_matcher()))
-            }
-            None => (parse_path(typed)?, None),
-        };
-        let root = self.resolve_as(&root, ask).await?;
+        let (root, glob) = self.split(typed, ask).await?;
+        let root = self.named(&root, ask).await?.ino;
         let ask = match ask {
             // The contents of files that a glob leaves out are not wanted.
             Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),
             ask => ask,
         };
         let tree = inner.tree(root, ask).await?;
+        // The glob is about what is below the root, under whatever name that was reached.
+        let above = inner.overlay_path(root).unwrap_or_default();
         let mut files = Vec::new();
         let mut matched_dirs = Vec::new();
         for (ino, kind) in tree {
             if let Some(glob) = &glob {
-                let Some(path) = inner.overlay_path(ino) else { continue };
-                let hit = glob.is_match(path.as_path()) || matched_dirs.iter().any(|d| path.starts_with(d));
+                let Some(path) = inner.overlay_path(ino).filter(|_| ino != root) else { continue };
+                let Ok(below) = path.as_path().strip_prefix(above.as_path()) else { continue };
+                let hit = glob.is_match(below) || matched_dirs.iter().any(|d| path.starts_with(d));
                 if !hit {
                     continue;
                 }
@@ -66,22 +85,135 @@ impl Overlay {
         Ok(files)
     }
 
+    /// Splits a typed path before its first pattern. A name that exists exactly as typed is not taken for a pattern.
+    async fn split(&self, typed: &str, ask: Ask<'_>) -> Result<(PoolPath, Option<GlobMatcher>)> {
+        let names: Vec<&str> = typed.trim_matches('/').split('/').collect();
+        for (at, name) in names.iter().enumerate() {
+            if !name.contains(['*', '?', '[', '{']) {
+                continue;
+            }
+            match self.walk(&parse_path(&names[..=at].join("/"))?, ask, LastLink::Kept).await {
+                Ok(_) => {}
+                Err(e)
+                    if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::NameTooLong) =>
+                {
+                    let glob = GlobBuilder::new(&names[at..].join("/")).literal_separator(true).build();
+                    let glob = glob
+                        .map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
+                    return Ok((parse_path(&names[..at].join("/"))?, Some(glob.compile_matcher())));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok((parse_path(typed)?, None))
+    }
+
     /// Returns the inode that a path names. If names must be fresh, the pool is asked again for a name that is cached
     /// as absent: another client may have just created it.
     pub(crate) async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
-        let (Ask::Names(age) | Ask::Contents(age, _)) = ask else { return self.resolve(path).await };
         let mut at = Ino::ROOT;
         for name in path.components() {
-            let mut there = self.inner.find(at, name).await.map_err(|e| e.context(path))?;
-            if there.is_none() {
-                self.inner.forget_absence(at, name, age).await?;
-                there = self.inner.find(at, name).await.map_err(|e| e.context(path))?;
-                self.inner.tell_kernel_name(at, name);
-            }
-            at = there.ok_or_else(|| Error::new(ErrorKind::NotFound, Side::Application, path.to_string()))?;
+            at = self.step(at, name, ask).await.map_err(|e| e.context(path))?.ok_or_else(|| missing(path))?;
         }
         Ok(at)
     }
+
+    /// Returns what a name in a directory stands for, as [`Self::resolve_as`] does.
+    async fn step(&self, dir: Ino, name: &[u8], ask: Ask<'_>) -> Result<Option<Ino>> {
+        let (Ask::Names(age) | Ask::Contents(age, _)) = ask else {
+            return Ok(match self.lookup(dir, name).await? {
+                Lookup::Found(entry) => {
+                    self.forget(entry.attr.ino, 1);
+                    Some(entry.attr.ino)
+                }
+                Lookup::Negative { .. } => None,
+            });
+        };
+        let there = self.inner.find(dir, name).await?;
+        if there.is_some() {
+            return Ok(there);
+        }
+        self.inner.forget_absence(dir, name, age).await?;
+        let there = self.inner.find(dir, name).await?;
+        self.inner.tell_kernel_name(dir, name);
+        Ok(there)
+    }
+
+    /// Returns what an operator's path names. Symbolic links on the path are followed as a program would follow them, as
+    /// long as they stay in the mount.
+    ///
+    /// # Errors
+    /// `InvalidInput` if a link leads out of the mount: what it names cannot be staged, flushed or evicted here.
+    pub(crate) async fn named(&self, path: &PoolPath, ask: Ask<'_>) -> Result<NamedObject> {
+        self.walk(path, ask, LastLink::Followed).await
+    }
+
+    /// Returns the path of what a path names, after its symbolic links.
+    ///
+    /// # Errors
+    /// Those of the commands that take paths: `NotFound`, and `InvalidInput` if a link leads out of the mount.
+    pub async fn follow_links(&self, path: &PoolPath) -> Result<TypedPath> {
+        Ok(self.inner.typed_path(self.named(path, Ask::Nothing).await?.ino))
+    }
+
+    async fn walk(&self, path: &PoolPath, ask: Ask<'_>, last: LastLink) -> Result<NamedObject> {
+        let inner = &self.inner;
+        let steps = |path: &[u8]| -> Vec<Box<[u8]>> {
+            let names = path.split(|b| *b == b'/').filter(|name: &&[u8]| !matches!(*name, b"" | b"."));
+            names.rev().map(Into::into).collect()
+        };
+        let mut rest = steps(path.as_bytes());
+        // The directories above `at`. What a path names has no `..`, but what a link names may.
+        let mut above = Vec::new();
+        let (mut at, mut links, mut target) = (Ino::ROOT, Vec::new(), Vec::new());
+        let via = |links: &[Ino], target: &[u8], why: &str| {
+            let link = links.last().map_or_else(|| path.to_string(), |link| inner.display(*link));
+            format!("{link} is a symbolic link to {}, {why}", target.escape_ascii())
+        };
+        let refused = |what| Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        while let Some(name) = rest.pop() {
+            if *name == *b".." {
+                match above.pop() {
+                    Some(dir) => at = dir,
+                    None => return refused(via(&links, &target, OUTSIDE)),
+                }
+                continue;
+            }
+            let Some(found) = self.step(at, &name, ask).await.map_err(|e| e.context(path))? else {
+                return Err(match links.is_empty() {
+                    true => missing(path),
+                    false => missing(format!("{path}: {}", via(&links, &target, "and there is no such path"))),
+                });
+            };
+            let is_link = inner.node(found)?.state.lock().record.kind == FileKind::Symlink;
+            if !is_link || (rest.is_empty() && last == LastLink::Kept) {
+                above.push(at);
+                at = found;
+                continue;
+            }
+            links.push(found);
+            target = self.readlink(found).await.map_err(|e| e.context(path))?;
+            if links.len() > LINKS_MAX {
+                return refused(format!("{path}: more than {LINKS_MAX} symbolic links"));
+            }
+            if target.starts_with(b"/") {
+                let mountpoint = inner.mount.mountpoint();
+                let below =
+                    mountpoint.and_then(|place| paths::below(Path::new(OsStr::from_bytes(&target)), place.as_ref()));
+                let Some(below) = below else { return refused(via(&links, &target, OUTSIDE)) };
+                rest.extend(steps(&below));
+                above.clear();
+                at = Ino::ROOT;
+            } else {
+                rest.extend(steps(&target));
+            }
+        }
+        Ok(NamedObject { ino: at, links })
+    }
+}
+
+fn missing(path: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::NotFound, Side::Application, path.to_string())
 }
 
 /// A path as operators type it: a leading or trailing `/` does not matter, `\xNN` is a byte.

@@ -9,7 +9,7 @@ use forebay_api::operator::{FlushRequest, Progress, StageRequest, TypedPath};
 use forebay_api::scratch::ScratchDir;
 use forebay_backends::{ErrorKind, Result};
 use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition};
-use forebay_engine::{blocking, parse_path};
+use forebay_engine::{Ino, blocking};
 use forebay_system::clock::unix_now;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
@@ -18,8 +18,6 @@ use crate::JobsInner;
 
 /// Failures that the reason of an allocation names.
 const NAMED_FAILURES: usize = 3;
-/// How often the results of a job are looked up again, because some were removed meanwhile.
-const ATTEMPTS: usize = 3;
 /// How long a removal of a scratch directory waits that another task has to itself.
 const DISCARD_AGAIN: Duration = Duration::from_secs(10);
 
@@ -210,20 +208,9 @@ impl JobsInner {
             }
             return outcome;
         }
-        for _ in 0..ATTEMPTS {
-            let results = match self.results_of(record).await {
-                Ok(results) => results,
-                Err(error) => return Outcome { failures: vec![(String::new(), error.to_string())], ..outcome },
-            };
-            outcome = Outcome::default();
-            if results.is_empty() {
-                break;
-            }
-            let refused = outcome.follow("", flush(results)).await;
-            // A file was removed since it was looked up.
-            if refused != Some(rustix::io::Errno::NOENT.raw_os_error()) {
-                break;
-            }
+        match self.results_of(record).await {
+            Ok(results) => outcome.follow("", self.engine.flush_objects(results)).await,
+            Err(error) => outcome.failures.push((String::new(), error.to_string())),
         }
         outcome
     }
@@ -232,7 +219,7 @@ impl JobsInner {
     ///
     /// It does not matter since when a file is dirty: the job may have changed one that was dirty before. A removed name
     /// has no owner any more: its removal is flushed by policy.
-    async fn results_of(self: &Arc<Self>, record: &AllocationRecord) -> Result<Vec<TypedPath>> {
+    async fn results_of(self: &Arc<Self>, record: &AllocationRecord) -> Result<Vec<Ino>> {
         let engine = &self.engine;
         let name = |path: &str| path.trim_matches('/').to_owned();
         let (inner, id) = (self.clone(), record.id.clone());
@@ -244,14 +231,10 @@ impl JobsInner {
             None => HashSet::new(),
         };
         let mut results = Vec::new();
-        for file in engine.dirty().await? {
-            let owner = async {
-                let ino = engine.resolve(&parse_path(&file.path)?).await?;
-                Ok(engine.getattr(ino).await?.0.uid)
-            };
-            let owner: Result<u32> = owner.await;
-            match owner {
-                Ok(owner) if owner == record.uid || written.contains(&name(&file.path)) => results.push(file.path),
+        for (ino, file) in engine.dirty_objects().await? {
+            let Some(ino) = ino else { continue };
+            match engine.getattr(ino).await {
+                Ok((attr, _)) if attr.uid == record.uid || written.contains(&name(&file.path)) => results.push(ino),
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => {}
                 Err(error) => return Err(error),
@@ -271,8 +254,8 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Adds the progress of an operation on `path`. Returns the errno with which the whole operation was refused.
-    async fn follow(&mut self, path: &str, progress: impl Stream<Item = Progress>) -> Option<i32> {
+    /// Adds the progress of an operation on `path`.
+    async fn follow(&mut self, path: &str, progress: impl Stream<Item = Progress>) {
         let mut progress = std::pin::pin!(progress);
         let mut last = None;
         while let Some(step) = progress.next().await {
@@ -284,7 +267,7 @@ impl Outcome {
         }
         let Some(summary) = last else {
             self.failures.push((path.to_owned(), "it ended without a result; the log may tell why".into()));
-            return None;
+            return;
         };
         self.moved.files += summary.files;
         self.moved.bytes = self.moved.bytes.saturating_add(summary.bytes);
@@ -302,7 +285,6 @@ impl Outcome {
                 self.message = summary.message.or(self.message.take());
             }
         }
-        summary.refused
     }
 
     /// Returns why the work failed.
