@@ -273,7 +273,7 @@ impl Inner {
     /// Records the pool's answer that a name is absent. Returns whether the answer counts.
     fn note_absent(&self, dir: &Node, name: &[u8], watched: &NameQuery<'_>) -> bool {
         let mut state = dir.state.lock();
-        let holds = watched.holds(name);
+        let holds = watched.holds(name) && !watched.was_found(name);
         if holds {
             state.names.note_absent(name);
         }

@@ -30,6 +30,8 @@ impl Inner {
             return Ok(None);
         }
         let ino = self.import_in(&mut txn, parent, name, stat)?;
+        // A listing that is under way may have passed the name before another client created it.
+        self.pool_calls.watches.name_found(parent, name);
         txn.commit()?;
         if let Ok(node) = self.node(ino) {
             node.state.lock().validated = Some(Instant::now());

@@ -361,7 +361,7 @@ impl Inner {
                         txn = next;
                     }
                 }
-                Some(_) if !watched.holds(&name) => {}
+                Some(_) if !watched.holds(&name) || watched.was_found(&name) => {}
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, (dir, name.into()), stat)));
                 }
@@ -371,7 +371,9 @@ impl Inner {
             }
         }
         for (name, record) in known {
-            if !watched.holds(&name) || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
+            // A name that was found meanwhile may have been created after the listing had passed it.
+            let is_newer = !watched.holds(&name) || watched.was_found(&name);
+            if is_newer || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
                 continue;
             }
             if txn.touched() >= FORGOTTEN_AT_ONCE {

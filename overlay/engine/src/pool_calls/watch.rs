@@ -35,6 +35,8 @@ struct NameWatch {
 #[derive(Debug, Default)]
 struct Seen {
     names: HashSet<Box<[u8]>>,
+    /// Names that a question about them alone has brought into the catalog, or has given to another inode.
+    found: HashSet<Box<[u8]>>,
     inos: HashSet<Ino>,
     look_again: bool,
     /// A call moved a directory of the path, or replaced it.
@@ -50,6 +52,12 @@ impl Watches {
     /// Records that it is known what the pool has under a name now.
     pub fn name_changed(&self, dir: Ino, name: &[u8]) {
         self.each(dir, |seen| _ = seen.names.insert(name.into()));
+    }
+
+    /// Records that the answer to a question about a name alone is about to enter the catalog. Called with the namespace
+    /// lock. Such an answer is no change: the rest of what is asked about the directory counts as before.
+    pub fn name_found(&self, dir: Ino, name: &[u8]) {
+        self.each(dir, |seen| _ = seen.found.insert(name.into()));
     }
 
     /// Records that the pool has more in the directory than the catalog knows.
@@ -123,6 +131,12 @@ impl NameQuery<'_> {
     /// was sent.
     pub fn holds(&self, name: &[u8]) -> bool {
         self.path_holds() && !self.watch.seen.lock().names.contains(name)
+    }
+
+    /// Returns whether the catalog has a later answer on this name: the name may have come to the pool after this question
+    /// was answered.
+    pub fn was_found(&self, name: &[u8]) -> bool {
+        self.watch.seen.lock().found.contains(name)
     }
 
     /// Returns whether a call that changed an inode ended meanwhile.
