@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::pool_calls::look_again;
 
 /// Prefix of the name under which an object is parked in the pool while other objects take its place.
-const MOVED_ASIDE: &str = ".forebay-moving-";
+pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
 
 /// What the pool has under the name to which something is to be moved.
 enum TargetOccupant {
