@@ -298,3 +298,29 @@ async fn a_rename_that_is_dropped_for_a_file_of_another_client_leaves_the_rename
         }
     }
 }
+
+/// SEMANTICS 8: "an open sees what any client flushed before it". Of the exceptions: "while the daemon renames a directory in
+/// the pool", which may take minutes there. The opens also meet the moment before the call, in which it is recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_open_waits_for_the_move_of_a_directory_that_begins() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d0").await;
+    fixture.put("d0/f", b"x").await;
+    let (overlay, held) = open_held(&fixture, None, TestOptions::default()).await;
+    let file = find(&overlay, "d0/f").await;
+    for round in 0..20 {
+        rename(&overlay, &format!("d{round}"), &format!("d{}", round + 1)).await.unwrap();
+        held.hold(1, |call| call.kind == CallKind::Rename);
+        let again = overlay.clone();
+        let flushing = tokio::spawn(async move { flushed(&again).await });
+        let opening = async {
+            while held.waiting() == 0 {
+                overlay.open_file(file, RDONLY).await.unwrap();
+                overlay.release(file, RDONLY);
+            }
+        };
+        in_time("opens beside a move of their directory", opening).await;
+        held.release();
+        flushing.await.unwrap();
+    }
+}

@@ -345,14 +345,15 @@ impl Inner {
         if matches!(age, Age::Metadata | Age::Since(_) | Age::Purge(_)) && self.listed_since(&node, allowed) {
             return Ok(true);
         }
-        if age != Age::Now && !asked.is_quiet() {
+        let in_doubt = asked.is_quiet() && self.is_in_doubt(ino)?;
+        // A step counts as under way before its call is recorded. So a doubt that belongs to a step which runs shows here,
+        // and its end, which may take minutes, is not waited for.
+        let now = if in_doubt { self.asked(&node.state.lock()) } else { asked };
+        if age != Age::Now && !now.is_quiet() {
             // An own call is changing the object: no answer would count, and the catalog has what was sent.
-            return Ok(age == Age::Metadata
-                || !waits
-                || !asked.is_object_changing()
-                || self.pool_calls.health.is_slow());
+            return Ok(age == Age::Metadata || !waits || !now.is_object_changing() || self.pool_calls.health.is_slow());
         }
-        if asked.is_quiet() {
+        if in_doubt && now.is_quiet() {
             match self.resolve_doubt(ino).await {
                 Ok(false) => {}
                 // It may have another place in the pool, and its content may be another client's.
