@@ -1,11 +1,16 @@
 //! Answers of the pool that arrive after later questions were answered: what is newer stays.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use forebay_backends::decorators::CallKind;
+use forebay_backends::Result;
+use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_engine::{Options, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::held::{HeldCalls, HeldPool, open_held};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 
 const MIB: usize = 1 << 20;
 
@@ -71,4 +76,49 @@ async fn a_file_that_was_found_while_its_directory_was_listed_can_be_read_to_its
     overlay.release(ino, RDONLY);
     assert_eq!(last.unwrap(), MIB);
     assert_eq!(find(&overlay, "d/g").await, ino);
+}
+
+/// While this is set, each answer to `stat` takes longer than a confirmation waits for.
+#[derive(Clone, Default)]
+struct SlowStats(Arc<AtomicBool>);
+
+impl Around for SlowStats {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        if call.kind != CallKind::Stat || !self.0.load(Ordering::Relaxed) {
+            return inner;
+        }
+        async move {
+            tokio::time::sleep(Duration::from_millis(1300)).await;
+            inner.await
+        }
+        .boxed()
+    }
+}
+
+/// SEMANTICS 50: "`forebay stage` asks the pool again for names that the daemon does not know, and for new names in a
+/// directory"
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_waits_for_the_answers_of_a_slow_pool() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("d/f", b"old").await;
+    let slow = SlowStats::default();
+    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), slow.clone()));
+    let policy = "[default]\nflush = \"manual\"\nmetadata-ttl = \"1h\"\n[pool]\nretry = \"0s\"\n";
+    let options = Options { pool, policy: Policy::parse(policy).unwrap(), ..fixture.options() };
+    let overlay = Overlay::open(options).await.unwrap();
+    assert_eq!(stage(&overlay, "d").await.1, Vec::new());
+    fixture.put("d/f", b"changed").await;
+    fixture.put("d/g", b"made").await;
+    slow.0.store(true, Ordering::Relaxed);
+    let (staged, failed) = stage(&overlay, "d").await;
+    assert_eq!((staged.files, failed), (2, Vec::new()));
+    fixture.fault.set_down(true);
+    slow.0.store(false, Ordering::Relaxed);
+    assert_eq!(read(&overlay, "d/f").await.unwrap(), "changed");
+    assert_eq!(read(&overlay, "d/g").await.unwrap(), "made");
 }

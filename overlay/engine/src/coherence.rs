@@ -10,6 +10,7 @@ mod grown;
 mod import;
 mod listing;
 mod xattrs;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,7 @@ pub(crate) enum Age {
     Metadata,
     /// As the policy says for `open`.
     Open,
-    /// Given since that moment, unless the policy says that the file never changes.
+    /// Given since that moment, unless the policy says that the file never changes. Waits for the answer of a slow pool.
     Since(Instant),
     /// Given since that moment, whatever the policy says: a client has requested it.
     Purge(Instant),
@@ -158,7 +159,7 @@ impl Inner {
     /// directory, its version says nothing about changes by other clients.
     fn lists_all(&self, state: &NodeState, since: QueryStamp, ttl: Duration) -> bool {
         let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
-        confirmed && state.record.listing == ListingState::Complete(state.record.version.clone())
+        confirmed && is_listed_whole(state)
     }
 
     /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
@@ -368,7 +369,10 @@ impl Inner {
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
-        if !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
+        // What was requested of the present state is not done with an older one, however long the answer takes: the pool's
+        // own deadline limits it.
+        let must_know = matches!(age, Age::Since(_));
+        if !must_know && !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
             return Ok(true);
         }
         if let Some(version) = known {
@@ -382,9 +386,16 @@ impl Inner {
                 }
             }
         }
-        let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
-            self.pool_calls.health.note_slow();
-            return Ok(true);
+        let mut question = pin!(self.ask(self.pool.stat(&path)));
+        let answer = match timeout(CONFIRM_WITHIN, question.as_mut()).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.pool_calls.health.note_slow();
+                if !must_know {
+                    return Ok(true);
+                }
+                question.await
+            }
         };
         match answer {
             Ok(stat) => {
@@ -471,6 +482,11 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Returns whether all names of a directory were listed at the version that is known.
+fn is_listed_whole(state: &NodeState) -> bool {
+    state.record.listing == ListingState::Complete(state.record.version.clone())
 }
 
 impl Txn<'_> {

@@ -8,12 +8,13 @@ use forebay_backends::{
     DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
 };
 use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unmatched};
+use forebay_policy::Consistency;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::super::{Inner, Ino, Txn};
 use super::forget::FORGOTTEN_AT_ONCE;
-use super::{Age, may_enter};
+use super::{Age, is_listed_whole, may_enter};
 use crate::pool_calls::NameQuery;
 
 /// A directory that changed this recently before it was listed may have changed again without a change of its times.
@@ -129,9 +130,11 @@ impl Inner {
         }
         let asked = self.asked(&node.state.lock());
         self.revalidate(dir, age).await?;
+        let policy = self.policy_of(&node);
+        let is_immutable = policy.consistency == Consistency::Immutable;
         let ttl = match age {
             Age::Since(moment) | Age::Purge(moment) => moment.elapsed(),
-            _ => self.policy_of(&node).metadata_ttl,
+            _ => policy.metadata_ttl,
         };
         {
             let state = node.state.lock();
@@ -142,7 +145,14 @@ impl Inner {
             if complete && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(());
             }
-            if state.record.version.is_some() && self.lists_all(&state, asked, ttl) {
+            let lists_all = match age {
+                // Without an answer since then, another client may have made names.
+                Age::Since(moment) if !is_immutable => {
+                    state.validated.is_some_and(|at| at >= moment) && is_listed_whole(&state)
+                }
+                _ => self.lists_all(&state, asked, ttl),
+            };
+            if state.record.version.is_some() && lists_all {
                 return Ok(());
             }
         }
