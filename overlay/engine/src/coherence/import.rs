@@ -95,7 +95,8 @@ impl Inner {
     /// Returns the inode that an object of the pool has under its other names. Not an inode whose old version is open:
     /// the new name must not show the old version.
     fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
-        let Some(known) = identity.map(|id| self.catalog.object(id)).transpose()?.flatten() else { return Ok(None) };
+        let Some(id) = identity else { return Ok(None) };
+        let Some(known) = self.catalog.object(id)? else { return Ok(None) };
         if self.catalog.inode(known)?.is_none() {
             return Ok(None);
         }
@@ -108,10 +109,16 @@ impl Inner {
         if same_object && (same_content || dirty || !txn.state(known)?.opens.any()) {
             return Ok(Some(known));
         }
-        if !same_object {
-            // Other clients removed its last names before a program in the mount looked them up.
+        if same_object {
+            return Ok(None);
+        }
+        if txn.has_object(known, id)? {
+            // Its number was used again: other clients removed its last names before a program in the mount looked them up.
             txn.record(known)?.unseen_links = 0;
             txn.reap(known)?;
+        } else {
+            // The inode has another object by now.
+            txn.forget_object(id);
         }
         Ok(None)
     }
