@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_backends::Result;
+use bytes::Bytes;
 use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
-use forebay_engine::{Options, Overlay, Policy};
+use forebay_backends::{Expected, Pool, RenameMode, Result, SetAttrs};
+use forebay_engine::{Ino, Options, Overlay, Policy};
 use forebay_tests::engine::*;
 use forebay_tests::held::{HeldCalls, HeldPool, open_held};
 use futures::FutureExt;
@@ -76,6 +77,123 @@ async fn a_file_that_was_found_while_its_directory_was_listed_can_be_read_to_its
     overlay.release(ino, RDONLY);
     assert_eq!(last.unwrap(), MIB);
     assert_eq!(find(&overlay, "d/g").await, ino);
+}
+
+/// A program has the version open that the pool has now. The listing has the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_does_not_replace_a_version_that_was_confirmed_since_it_began() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("d/f", &vec![b'x'; 3 * MIB]).await;
+    let (overlay, held) = open_partly(&fixture).await;
+    let ino = find(&overlay, "d/f").await;
+    listed_during(&overlay, &held, "d", async || {
+        fixture.memory.write_at(&pool_path("d/f"), 0, Bytes::from_static(b"y")).await.unwrap();
+        overlay.open_file(ino, RDONLY).await.unwrap();
+        assert_eq!(overlay.read(ino, 0, 1).await.unwrap(), "y");
+    })
+    .await;
+    let last = overlay.read(ino, 2 * MIB as u64, MIB as u32).await.map(|bytes| bytes.len());
+    overlay.release(ino, RDONLY);
+    assert_eq!(last.unwrap(), MIB);
+    assert_eq!(find(&overlay, "d/f").await, ino);
+}
+
+/// The name was away when the pool read the directory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_does_not_forget_a_known_name_that_was_confirmed_since_it_began() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("d/f", &vec![b'x'; 3 * MIB]).await;
+    let (overlay, held) = open_partly(&fixture).await;
+    let ino = find(&overlay, "d/f").await;
+    let (f, away) = (pool_path("d/f"), pool_path("away"));
+    fixture.memory.rename(&f, &away, RenameMode::NoReplace).await.unwrap();
+    listed_during(&overlay, &held, "d", async || {
+        fixture.memory.rename(&away, &f, RenameMode::NoReplace).await.unwrap();
+        overlay.open_file(ino, RDONLY).await.unwrap();
+        assert_eq!(overlay.read(ino, 0, 1).await.unwrap(), "x");
+    })
+    .await;
+    let last = overlay.read(ino, 2 * MIB as u64, MIB as u32).await.map(|bytes| bytes.len());
+    overlay.release(ino, RDONLY);
+    assert_eq!(last.unwrap(), MIB);
+    assert_eq!(find(&overlay, "d/f").await, ino);
+    // What is really gone is forgotten.
+    fixture.memory.remove(&f, &Expected::Anything).await.unwrap();
+    assert!(overlay.read_dir(find(&overlay, "d").await).await.unwrap().entries.is_empty());
+}
+
+async fn mode(overlay: &Overlay, ino: Ino) -> u32 {
+    overlay.getattr(ino).await.unwrap().0.mode & 0o777
+}
+
+/// Sets the mode in the pool, as another client does.
+async fn chmod(fixture: &Fixture, path: &str, mode: u32) {
+    let changes = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
+    fixture.memory.set_attrs(&pool_path(path), &changes).await.unwrap();
+}
+
+/// SEMANTICS 9: "Names and attributes lag behind the pool by at most `metadata-ttl`." What was shown is not taken back.
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_that_were_shown_do_not_come_back_with_an_older_listing() {
+    let ttl = Duration::from_secs(1);
+    let fixture = Fixture::new();
+    for dir in ["d", "d/sub"] {
+        fixture.mkdir(dir).await;
+    }
+    let held = HeldCalls::default();
+    let pool = Arc::new(HeldPool::with(fixture.metrics.clone(), held.clone()));
+    let policy = format!("[default]\nflush = \"manual\"\nmetadata-ttl = \"{}s\"\n", ttl.as_secs());
+    let options = Options { pool, policy: Policy::parse(&policy).unwrap(), ..fixture.options() };
+    let overlay = Overlay::open(options).await.unwrap();
+    let sub = find(&overlay, "d/sub").await;
+    tokio::time::sleep(ttl).await;
+    listed_during(&overlay, &held, "d", async || {
+        chmod(&fixture, "d/sub", 0o700).await;
+        assert_eq!(mode(&overlay, sub).await, 0o700);
+    })
+    .await;
+    assert_eq!(mode(&overlay, sub).await, 0o700);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_answers_the_one_to_the_later_question_counts() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"x").await;
+    let (overlay, held) = open_held(&fixture).await;
+    let ino = find(&overlay, "f").await;
+    held.hold_answers(1, |call| call.kind == CallKind::Stat && call.path.name() == Some(b"f"));
+    let overtaking = async {
+        held.until_waiting(1).await;
+        chmod(&fixture, "f", 0o600).await;
+        assert_eq!(mode(&overlay, ino).await, 0o600);
+        held.release();
+    };
+    assert_eq!(tokio::join!(mode(&overlay, ino), overtaking).0, 0o600);
+    // It is asked again, and not only shown as it was.
+    chmod(&fixture, "f", 0o640).await;
+    assert_eq!(mode(&overlay, ino).await, 0o640);
+}
+
+/// The name is removed and made again between the two questions.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_answer_that_a_file_is_gone_does_not_count() {
+    let fixture = Fixture::new();
+    fixture.put("f", b"x").await;
+    let (overlay, held) = open_held(&fixture).await;
+    let ino = find(&overlay, "f").await;
+    let (f, away) = (pool_path("f"), pool_path("away"));
+    fixture.memory.rename(&f, &away, RenameMode::NoReplace).await.unwrap();
+    held.hold_answers(1, |call| call.kind == CallKind::Stat && call.path.name() == Some(b"f"));
+    let overtaking = async {
+        held.until_waiting(1).await;
+        fixture.memory.rename(&away, &f, RenameMode::NoReplace).await.unwrap();
+        assert_eq!(mode(&overlay, ino).await, 0o644);
+        held.release();
+    };
+    assert_eq!(tokio::join!(mode(&overlay, ino), overtaking).0, 0o644);
+    assert_eq!(find(&overlay, "f").await, ino);
 }
 
 /// While this is set, each answer to `stat` takes longer than a confirmation waits for.

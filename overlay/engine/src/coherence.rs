@@ -3,6 +3,8 @@
 //! The pool's answer on an inode counts only if none of the daemon's own calls that change the inode, and no move of a
 //! directory, ran while the pool was asked (`QueryStamp`). Otherwise the answer may be older than the daemon's change.
 //! If a fetch fails because of such a call, it waits for the end of the call and asks again.
+//!
+//! An answer to an earlier question than the one whose answer is known does not count either (`NodeState::is_overtaken`).
 
 mod ask_again;
 mod forget;
@@ -463,8 +465,11 @@ impl Inner {
             if state.record.file.is_dirty() || !self.still_holds(asked, &state) {
                 return Ok(state.record.file.is_dirty());
             }
+            if state.is_overtaken(asked.at(), Some(stat)) {
+                return Ok(true);
+            }
             if state.record.version.as_ref() == Some(&stat.version) {
-                state.validated = Some(Instant::now());
+                state.take_answer_of(asked.at());
                 return Ok(true);
             }
         }

@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -98,11 +99,13 @@ impl Watches {
 /// A question about names of a directory. Created before the pool is asked.
 pub(crate) struct NameQuery<'a> {
     inner: &'a Inner,
+    began: Instant,
     watch: Arc<NameWatch>,
 }
 
 impl Inner {
     pub(crate) fn watch(&self, dir: Ino) -> NameQuery<'_> {
+        let began = Instant::now();
         loop {
             let moves = self.pool_calls.dir_moves();
             let path = self.pool_ancestors(dir);
@@ -116,12 +119,17 @@ impl Inner {
             let watch = Arc::new(NameWatch { dir, path, seen });
             under_way.questions.push(watch.clone());
             drop(under_way);
-            return NameQuery { inner: self, watch };
+            return NameQuery { inner: self, began, watch };
         }
     }
 }
 
 impl NameQuery<'_> {
+    /// Returns a moment before the pool was asked.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
     /// Returns whether the path of the question led to the directory all the time.
     pub fn path_holds(&self) -> bool {
         !self.watch.seen.lock().path_changed
