@@ -134,7 +134,7 @@ compare-programs: $(TOOLS)/$(BPF_LINKER)
 # What is run again and again while code is written: without a mount or a server.
 check: lint
 	@timeout 3600 $(CARGO) test --release --workspace --lib --bins --test engine --test own_names --test removed \
-		--test unanswered --test refusals --test memory --test decorators --test tidy --test packaged
+		--test late_answers --test unanswered --test refusals --test memory --test decorators --test tidy --test packaged
 
 bench: build
 	@packaging/deps test

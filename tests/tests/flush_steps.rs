@@ -260,3 +260,67 @@ async fn a_file_that_is_removed_while_a_reader_holds_it_is_no_conflict() {
     assert_eq!(overlay.status().await.conflicts, Vec::<String>::new());
     assert_eq!(fixture.pooled(), pairs(&[("/d/", ""), ("/e/", ""), ("/e/b", "new")]));
 }
+
+/// SEMANTICS 87: "drops a local change". That is the rename, and not the file that was renamed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rename_that_is_dropped_for_a_file_of_another_client_leaves_the_renamed_file() {
+    let policy =
+        "[default]\nflush = \"manual\"\nconflict = \"theirs\"\nmetadata-ttl = \"0s\"\n[pool]\nretry = \"0s\"\n";
+    for was_there in [false, true] {
+        for is_old_name_taken in [false, true] {
+            let fixture = Fixture::new();
+            fixture.put("a", b"renamed").await;
+            if was_there {
+                fixture.put("b", b"before").await;
+            }
+            let options = || Options { policy: Policy::parse(policy).unwrap(), ..fixture.options() };
+            let overlay = opened(options).await;
+            let renamed = find(&overlay, "a").await;
+            rename(&overlay, "a", "b").await.unwrap();
+            if is_old_name_taken {
+                write(&overlay, "a", "new").await.unwrap();
+            }
+            fixture.put("b", b"of another client").await;
+            flushed(&overlay).await;
+            let case = format!("replaced: {was_there}, taken: {is_old_name_taken}: {:?}", fixture.pooled());
+            assert_eq!(in_pool(&fixture, "b").unwrap(), b"of another client", "{case}");
+            assert_eq!(read(&overlay, "b").await.unwrap(), "of another client", "{case}");
+            assert!(!overlay.status().await.conflicts.is_empty(), "{case}");
+            if is_old_name_taken {
+                assert_eq!(in_pool(&fixture, "a").unwrap(), b"new", "{case}");
+                let kept = fixture.pooled().into_iter().find(|(path, _)| path.starts_with("/b.conflict-"));
+                assert_eq!(kept.map(|(_, content)| content).as_deref(), Some("renamed"), "{case}");
+            } else {
+                assert_eq!(in_pool(&fixture, "a").unwrap(), b"renamed", "{case}");
+                assert_eq!(find(&overlay, "a").await, renamed, "{case}");
+                assert_eq!(read(&overlay, "a").await.unwrap(), "renamed", "{case}");
+            }
+        }
+    }
+}
+
+/// SEMANTICS 8: "an open sees what any client flushed before it". Of the exceptions: "while the daemon renames a directory in
+/// the pool", which may take minutes there. The opens also meet the moment before the call, in which it is recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_open_waits_for_the_move_of_a_directory_that_begins() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d0").await;
+    fixture.put("d0/f", b"x").await;
+    let (overlay, held) = open_held(&fixture, None, TestOptions::default()).await;
+    let file = find(&overlay, "d0/f").await;
+    for round in 0..20 {
+        rename(&overlay, &format!("d{round}"), &format!("d{}", round + 1)).await.unwrap();
+        held.hold(1, |call| call.kind == CallKind::Rename);
+        let again = overlay.clone();
+        let flushing = tokio::spawn(async move { flushed(&again).await });
+        let opening = async {
+            while held.waiting() == 0 {
+                overlay.open_file(file, RDONLY).await.unwrap();
+                overlay.release(file, RDONLY);
+            }
+        };
+        in_time("opens beside a move of their directory", opening).await;
+        held.release();
+        flushing.await.unwrap();
+    }
+}

@@ -70,6 +70,10 @@ impl<'a> Batch<'a> {
         self.put_raw(cf::OBJECTS, identity, &encode(&ino));
     }
 
+    pub fn delete_object(&mut self, identity: &[u8]) {
+        self.delete_raw(cf::OBJECTS, identity);
+    }
+
     /// Sets a single fact with the same batch.
     pub fn put_meta<T: serde::Serialize>(&mut self, key: &str, value: &T) {
         self.put_raw(cf::META, key.as_bytes(), &encode(value));

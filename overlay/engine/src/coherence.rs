@@ -3,6 +3,8 @@
 //! The pool's answer on an inode counts only if none of the daemon's own calls that change the inode, and no move of a
 //! directory, ran while the pool was asked (`QueryStamp`). Otherwise the answer may be older than the daemon's change.
 //! If a fetch fails because of such a call, it waits for the end of the call and asks again.
+//!
+//! An answer to an earlier question than the one whose answer is known does not count either (`NodeState::is_overtaken`).
 
 mod ask_again;
 mod forget;
@@ -10,6 +12,7 @@ mod grown;
 mod import;
 mod listing;
 mod xattrs;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,7 +54,7 @@ pub(crate) enum Age {
     Metadata,
     /// As the policy says for `open`.
     Open,
-    /// Given since that moment, unless the policy says that the file never changes.
+    /// Given since that moment, unless the policy says that the file never changes. Waits for the answer of a slow pool.
     Since(Instant),
     /// Given since that moment, whatever the policy says: a client has requested it.
     Purge(Instant),
@@ -158,7 +161,7 @@ impl Inner {
     /// directory, its version says nothing about changes by other clients.
     fn lists_all(&self, state: &NodeState, since: QueryStamp, ttl: Duration) -> bool {
         let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
-        confirmed && state.record.listing == ListingState::Complete(state.record.version.clone())
+        confirmed && is_listed_whole(state)
     }
 
     /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
@@ -273,7 +276,7 @@ impl Inner {
     /// Records the pool's answer that a name is absent. Returns whether the answer counts.
     fn note_absent(&self, dir: &Node, name: &[u8], watched: &NameQuery<'_>) -> bool {
         let mut state = dir.state.lock();
-        let holds = watched.holds(name);
+        let holds = watched.holds(name) && !watched.was_found(name);
         if holds {
             state.names.note_absent(name);
         }
@@ -345,14 +348,15 @@ impl Inner {
         if matches!(age, Age::Metadata | Age::Since(_) | Age::Purge(_)) && self.listed_since(&node, allowed) {
             return Ok(true);
         }
-        if age != Age::Now && !asked.is_quiet() {
+        let in_doubt = asked.is_quiet() && self.is_in_doubt(ino)?;
+        // A step counts as under way before its call is recorded. So a doubt that belongs to a step which runs shows here,
+        // and its end, which may take minutes, is not waited for.
+        let now = if in_doubt { self.asked(&node.state.lock()) } else { asked };
+        if age != Age::Now && !now.is_quiet() {
             // An own call is changing the object: no answer would count, and the catalog has what was sent.
-            return Ok(age == Age::Metadata
-                || !waits
-                || !asked.is_object_changing()
-                || self.pool_calls.health.is_slow());
+            return Ok(age == Age::Metadata || !waits || !now.is_object_changing() || self.pool_calls.health.is_slow());
         }
-        if asked.is_quiet() {
+        if in_doubt && now.is_quiet() {
             match self.resolve_doubt(ino).await {
                 Ok(false) => {}
                 // It may have another place in the pool, and its content may be another client's.
@@ -367,7 +371,10 @@ impl Inner {
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
-        if !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
+        // What was requested of the present state is not done with an older one, however long the answer takes: the pool's
+        // own deadline limits it.
+        let must_know = matches!(age, Age::Since(_));
+        if !must_know && !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
             return Ok(true);
         }
         if let Some(version) = known {
@@ -381,9 +388,16 @@ impl Inner {
                 }
             }
         }
-        let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
-            self.pool_calls.health.note_slow();
-            return Ok(true);
+        let mut question = pin!(self.ask(self.pool.stat(&path)));
+        let answer = match timeout(CONFIRM_WITHIN, question.as_mut()).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.pool_calls.health.note_slow();
+                if !must_know {
+                    return Ok(true);
+                }
+                question.await
+            }
         };
         match answer {
             Ok(stat) => {
@@ -451,8 +465,11 @@ impl Inner {
             if state.record.file.is_dirty() || !self.still_holds(asked, &state) {
                 return Ok(state.record.file.is_dirty());
             }
+            if state.is_overtaken(asked.at(), Some(stat)) {
+                return Ok(true);
+            }
             if state.record.version.as_ref() == Some(&stat.version) {
-                state.validated = Some(Instant::now());
+                state.take_answer_of(asked.at());
                 return Ok(true);
             }
         }
@@ -470,6 +487,11 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Returns whether all names of a directory were listed at the version that is known.
+fn is_listed_whole(state: &NodeState) -> bool {
+    state.record.listing == ListingState::Complete(state.record.version.clone())
 }
 
 impl Txn<'_> {

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_backends::{Error, ErrorKind, Result, Side, Version};
+use forebay_backends::{Error, ErrorKind, Result, Side, Stat, Version};
 use forebay_cache::{Content, Stamp};
 use forebay_catalog::{Catalog, ContentRecord, InodeRecord, Leases};
 use parking_lot::Mutex;
@@ -75,8 +75,10 @@ pub(crate) struct NodeState {
     pub stagings: Vec<Stagings>,
     /// Chunks that are being fetched.
     pub flights: HashMap<u64, Flight>,
-    /// When the pool last confirmed the record.
+    /// When the pool was asked about what it last confirmed of the record.
     pub validated: Option<Instant>,
+    /// The same, without the daemon's own calls, and kept when the record has to be confirmed again.
+    answered: Option<Instant>,
     /// The version before one of the daemon's own steps on one of the inode's names. The step changes the version in
     /// the pool, and the new version is unknown if an answer is lost. Void once the record has another version.
     pub version_behind: Option<Version>,
@@ -223,6 +225,7 @@ impl NodeState {
             stagings: Vec::new(),
             flights: HashMap::new(),
             validated: None,
+            answered: None,
             version_behind: None,
             generation: 0,
             spills: 0,
@@ -240,6 +243,24 @@ impl NodeState {
             names: KnownNames::default(),
             parsed_policy: ParsedPolicy::default(),
         }
+    }
+
+    /// Records that the record is what the pool answered to a question of that moment.
+    pub fn take_answer_of(&mut self, asked: Instant) {
+        self.validated = self.validated.max(Some(asked));
+        self.answered = self.answered.max(Some(asked));
+    }
+
+    /// Returns whether the record is the answer to a later question than that of the moment `asked`. Then the answer to the
+    /// earlier question, `there`, does not count, because it may be older. Nothing is lost: the record is of a moment after
+    /// the earlier question, as its caller requires. If only the earlier answer has a change, the change is one since the
+    /// later question, and the next question finds it, because the record counts as confirmed at the later question.
+    ///
+    /// `there`: `None` if the pool had nothing. If an object has several names, the later question may have been about
+    /// another name than the earlier one, so only the answers on the object itself are compared.
+    pub fn is_overtaken(&self, asked: Instant, there: Option<&Stat>) -> bool {
+        let is_about_it = there.is_some_and(|stat| self.record.is_object(stat)) || self.record.pool_links.len() < 2;
+        is_about_it && self.answered.is_some_and(|answered| answered > asked)
     }
 
     /// Records that the daemon changes the content: a flush that is under way sends an older state.

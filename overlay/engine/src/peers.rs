@@ -16,7 +16,10 @@ use super::coherence::Age;
 use super::{Inner, Ino, Overlay};
 use crate::fetch::FetchPriority;
 use crate::node::{Node, NodeState};
-use crate::pool_calls::PoolChange;
+use crate::pool_calls::{CONFIRM_WITHIN, PoolChange};
+
+/// Why a version is not lent.
+const UNCONFIRMED: &str = "the version is not confirmed";
 
 /// Bytes of the pool that a peer may give.
 #[derive(Debug, Clone)]
@@ -92,16 +95,21 @@ impl Overlay {
             return Ok(None);
         }
         let since = Instant::now();
-        match inner.revalidate(ino, Age::Since(since)).await {
+        // A member that waits for this answer may as well ask the pool itself.
+        match tokio::time::timeout(CONFIRM_WITHIN, inner.revalidate(ino, Age::Since(since))).await {
             // Another object has the name by now.
-            Err(e) if e.is(ErrorKind::Stale) => {}
-            other => other?,
+            Ok(Err(e)) if e.is(ErrorKind::Stale) => {}
+            Ok(other) => other?,
+            Err(_) => {
+                inner.pool_calls.health.note_slow();
+                return Err(Error::new(ErrorKind::Timeout, Side::Pool, UNCONFIRMED));
+            }
         }
         let ino = self.resolve(path).await?;
         let loan = inner.loan_of(self, ino, &is_wanted);
         let is_confirmed = inner.node(ino)?.state.lock().validated.is_some_and(|at| at >= since);
         match loan {
-            None if !is_confirmed => Err(Error::new(ErrorKind::Timeout, Side::Pool, "the version is not confirmed")),
+            None if !is_confirmed => Err(Error::new(ErrorKind::Timeout, Side::Pool, UNCONFIRMED)),
             loan => Ok(loan),
         }
     }

@@ -1,19 +1,21 @@
 //! One change of names and inodes: collected, written as one batch, and then made visible in memory.
 
 mod collected;
+mod objects;
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_backends::{FileKind, Result, Stat, Version};
+use forebay_backends::{FileKind, Result};
 use forebay_cache::{Content, ContentId};
 use forebay_catalog::{Batch, ContentRecord, InodeRecord, Leases, Link, NameRecord, PendingCall, PendingChange};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use self::collected::{CollectedState, Edit};
+pub(crate) use self::objects::identity;
 use crate::node::{Attachment, NodeState};
 use crate::{Inner, Ino};
 
@@ -269,30 +271,6 @@ impl<'a> Txn<'a> {
         Ok(ino)
     }
 
-    /// Records the inode of a pool object with several names, so that each of its other names leads to the same inode.
-    pub fn note_object(&mut self, ino: Ino, stat: &Stat) {
-        if let (Some(identity), true) = (identity(stat), stat.nlink > 1) {
-            self.put_object(identity, ino);
-        }
-    }
-
-    /// Records which pool object an inode stands for, so that the object's other names lead to the same inode.
-    pub fn put_object(&mut self, identity: Vec<u8>, ino: Ino) {
-        self.batch.put_object(&identity, ino);
-        self.objects.insert(identity, ino);
-    }
-
-    /// Adds another name of a pool object to the inode, if this change created the inode.
-    pub fn link_new(&mut self, identity: &[u8], link: &Link, stat: &Stat) -> Option<Ino> {
-        let ino = *self.objects.get(identity)?;
-        let (_, record) = self.new.iter_mut().rev().find(|(new, _)| *new == ino)?;
-        record.links.push(link.clone());
-        record.pool_links.push(link.clone());
-        record.count_links(stat);
-        self.batch.put_inode(ino, record, false);
-        Some(ino)
-    }
-
     /// Removes a name from an inode. If it was the last name and nothing needs the inode any more, the same batch
     /// removes the inode and its content.
     pub fn unlink(&mut self, ino: Ino, parent: Ino, name: &[u8]) -> Result<()> {
@@ -532,6 +510,11 @@ impl<'a> Txn<'a> {
             if edit.ends_leases(*ino) {
                 self.batch.delete_leases(*ino);
             }
+            if let Some(object) = objects::given_up(edit)
+                && objects::leads_to(self.inner, &self.objects, &object, *ino)?
+            {
+                self.batch.delete_object(&object);
+            }
             if edit.gone {
                 self.batch.delete_inode(*ino, edit.guard.indexed_dirty);
             } else if !edit.guard.is_deleted() && edit.record != edit.guard.record {
@@ -580,15 +563,5 @@ impl<'a> Txn<'a> {
             self.inner.trash.discard(content, bytes);
         }
         Ok(())
-    }
-}
-
-/// Returns the key under which an object with several names is found again.
-pub(crate) fn identity(stat: &Stat) -> Option<Vec<u8>> {
-    match &stat.version {
-        Version::Inode { dev, ino, .. } if stat.kind != FileKind::Directory => {
-            Some([dev.to_be_bytes(), ino.to_be_bytes()].concat())
-        }
-        _ => None,
     }
 }

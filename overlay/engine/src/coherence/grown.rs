@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat, Version};
 use forebay_cache::{CHUNK_BYTES, Content, ContentId, ExtentSet, Reservation};
@@ -209,7 +209,10 @@ impl Inner {
             let part = {
                 let mut state = node.state.lock();
                 if state.record.version.as_ref() == Some(&stat.version) {
-                    state.validated = Some(Instant::now());
+                    state.take_answer_of(asked.at());
+                    return Ok(GrowthOutcome::Taken);
+                }
+                if state.is_overtaken(asked.at(), Some(&stat)) {
                     return Ok(GrowthOutcome::Taken);
                 }
                 if state.growth.shown_bytes.is_some() || !self.still_holds(asked, &state) {
@@ -397,7 +400,7 @@ impl Inner {
         }
         let shown_bytes = self.mount.kernel().map(|_| part.size);
         txn.on_commit(ino, move |state| {
-            state.validated = Some(Instant::now());
+            state.take_answer_of(asked.at());
             state.growth.shown_bytes = shown_bytes;
         })?;
         txn.commit()?;

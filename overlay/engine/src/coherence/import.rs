@@ -29,24 +29,33 @@ impl Inner {
         if !watched.holds(name) || !txn.is_dir_in_pool(parent)? {
             return Ok(None);
         }
-        let ino = self.import_in(&mut txn, parent, name, stat)?;
+        let ino = self.import_in(&mut txn, parent, name, stat, watched.began())?;
+        // A listing that is under way may have passed the name before another client created it.
+        self.pool_calls.watches.name_found(parent, name);
         txn.commit()?;
         if let Ok(node) = self.node(ino) {
-            node.state.lock().validated = Some(Instant::now());
+            node.state.lock().take_answer_of(watched.began());
         }
         Ok(Some(ino))
     }
 
-    /// Like [`Self::import`], inside a larger change.
-    pub(super) fn import_in(&self, txn: &mut Txn<'_>, parent: Ino, name: &[u8], stat: &Stat) -> Result<Ino> {
+    /// Like [`Self::import`], inside a larger change. `asked`: when the pool was asked.
+    pub(super) fn import_in(
+        &self,
+        txn: &mut Txn<'_>,
+        parent: Ino,
+        name: &[u8],
+        stat: &Stat,
+        asked: Instant,
+    ) -> Result<Ino> {
         let link = (parent, Box::from(name));
         // The kernel's cached listing lacks this name.
         txn.state_at_once(parent)?.kernel.pages_go_stale();
         let identity = identity(stat);
         if let Some(known) = self.known_object(txn, identity.as_deref(), stat)? {
             // Each write to it brings a version that may be newer than this answer.
-            if !txn.record(known)?.file.is_written_through() {
-                self.take_news(txn, known, stat)?;
+            if !txn.record(known)?.file.is_written_through() && !txn.state(known)?.is_overtaken(asked, Some(stat)) {
+                self.take_news(txn, known, stat, asked)?;
             }
             let record = txn.record(known)?;
             record.links.push(link.clone());
@@ -93,7 +102,8 @@ impl Inner {
     /// Returns the inode that an object of the pool has under its other names. Not an inode whose old version is open:
     /// the new name must not show the old version.
     fn known_object(&self, txn: &mut Txn<'_>, identity: Option<&[u8]>, stat: &Stat) -> Result<Option<Ino>> {
-        let Some(known) = identity.map(|id| self.catalog.object(id)).transpose()?.flatten() else { return Ok(None) };
+        let Some(id) = identity else { return Ok(None) };
+        let Some(known) = self.catalog.object(id)? else { return Ok(None) };
         if self.catalog.inode(known)?.is_none() {
             return Ok(None);
         }
@@ -106,16 +116,22 @@ impl Inner {
         if same_object && (same_content || dirty || !txn.state(known)?.opens.any()) {
             return Ok(Some(known));
         }
-        if !same_object {
-            // Other clients removed its last names before a program in the mount looked them up.
+        if same_object {
+            return Ok(None);
+        }
+        if txn.has_object(known, id)? {
+            // Its number was used again: other clients removed its last names before a program in the mount looked them up.
             txn.record(known)?.unseen_links = 0;
             txn.reap(known)?;
+        } else {
+            // The inode has another object by now.
+            txn.forget_object(id);
         }
         Ok(None)
     }
 
     /// Updates a clean inode to the pool's present copy.
-    fn take_news(&self, txn: &mut Txn<'_>, ino: Ino, stat: &Stat) -> Result<()> {
+    fn take_news(&self, txn: &mut Txn<'_>, ino: Ino, stat: &Stat, asked: Instant) -> Result<()> {
         let record = txn.record(ino)?;
         if record.file.is_dirty() || record.version.as_ref() == Some(&stat.version) {
             return Ok(());
@@ -142,7 +158,7 @@ impl Inner {
         record.xattrs = None;
         record.target = None;
         txn.on_commit(ino, move |state| {
-            state.validated = Some(Instant::now());
+            state.take_answer_of(asked);
             if !ours {
                 state.kernel.pages_go_stale();
                 state.growth = Growth::default();
@@ -184,6 +200,9 @@ impl Inner {
         if !record.pending_at.is_empty() || !txn.believes(ino, asked)? {
             return Ok(false);
         }
+        if txn.state(ino)?.is_overtaken(asked.at(), Some(stat)) {
+            return Ok(true);
+        }
         if txn.record(ino)?.file.is_whole() && txn.state(ino)?.opens.has_writer() {
             // A replacement would lose what these writers write. The flush finds the new version, and keeps both.
             return Ok(true);
@@ -202,9 +221,9 @@ impl Inner {
         // The cached content and the access rights of a directory do not hold for another directory under its name.
         let other_dir = !same_object && stat.kind == FileKind::Directory && stat.version.identity().is_some();
         if other_kind || parted || in_use || shared || (other_dir && ino != Ino::ROOT) {
-            return self.replaced(txn, ino, link, stat);
+            return self.replaced(txn, ino, link, stat, asked.at());
         }
-        self.take_news(&mut txn, ino, stat)?;
+        self.take_news(&mut txn, ino, stat, asked.at())?;
         txn.commit()?;
         if !(stat.kind == FileKind::Directory && self.is_answered_anyway(ino)) {
             self.tell_kernel_inode(ino, true);
@@ -222,9 +241,16 @@ impl Inner {
     }
 
     /// Handles a name that now stands for another object, or for a version that programs with the old version open must
-    /// not see. These programs keep the old inode. `txn`: in which the caller found out that the answer counts. `false`:
-    /// it does not count any more.
-    fn replaced<'a>(&'a self, mut txn: Txn<'a>, ino: Ino, link: Option<&Link>, stat: &Stat) -> Result<bool> {
+    /// not see. These programs keep the old inode. `txn`: in which the caller found out that the answer counts. `at`: when
+    /// the pool was asked. `false`: the answer does not count any more.
+    fn replaced<'a>(
+        &'a self,
+        mut txn: Txn<'a>,
+        ino: Ino,
+        link: Option<&Link>,
+        stat: &Stat,
+        at: Instant,
+    ) -> Result<bool> {
         let Some((parent, name)) = link else { return Ok(true) };
         let record = txn.record(ino)?;
         let in_place = record.version.as_ref().is_some_and(|v| v.same_object(&stat.version));
@@ -240,7 +266,7 @@ impl Inner {
             look_again(&mut txn, *parent)?;
             // In the same batch: no lookup may find that the name is absent.
             if txn.name(*parent, name)?.is_empty() {
-                self.import_in(&mut txn, *parent, name, stat)?;
+                self.import_in(&mut txn, *parent, name, stat, at)?;
             }
         }
         txn.commit()?;
@@ -286,6 +312,8 @@ impl Inner {
             record.here = record.here.map(|(i, kind)| (if i == ino { heir } else { i }, kind));
             record.pool = record.pool.map(|i| if i == ino { heir } else { i });
             txn.set_name(*parent, name, record)?;
+            // A listing that is under way may have the old version: it is not the heir's.
+            self.pool_calls.watches.name_found(*parent, name);
         }
         txn.on_commit(ino, |state| state.attachment.supersede())?;
         txn.reap(ino)
@@ -300,7 +328,7 @@ impl Inner {
             return Ok(());
         }
         match there {
-            Some(stat) => self.replaced(txn, ino, Some(link), stat).map(drop),
+            Some(stat) => self.replaced(txn, ino, Some(link), stat, asked.at()).map(drop),
             None => {
                 let counts = |txn: &mut Txn<'_>| txn.believes(ino, asked);
                 if let Some(txn) = self.forget_pool_name(txn, ino, link.0, &link.1, &counts)? {
@@ -335,6 +363,9 @@ impl Inner {
         }
         if !txn.believes(ino, asked)? {
             return Ok(false);
+        }
+        if txn.state(ino)?.is_overtaken(asked.at(), None) {
+            return Ok(true);
         }
         let record = txn.record(ino)?;
         let dirty = record.file.is_dirty();

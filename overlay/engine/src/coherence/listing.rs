@@ -8,12 +8,13 @@ use forebay_backends::{
     DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
 };
 use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unmatched};
+use forebay_policy::Consistency;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::super::{Inner, Ino, Txn};
 use super::forget::FORGOTTEN_AT_ONCE;
-use super::{Age, may_enter};
+use super::{Age, is_listed_whole, may_enter};
 use crate::pool_calls::NameQuery;
 
 /// A directory that changed this recently before it was listed may have changed again without a change of its times.
@@ -129,9 +130,11 @@ impl Inner {
         }
         let asked = self.asked(&node.state.lock());
         self.revalidate(dir, age).await?;
+        let policy = self.policy_of(&node);
+        let is_immutable = policy.consistency == Consistency::Immutable;
         let ttl = match age {
             Age::Since(moment) | Age::Purge(moment) => moment.elapsed(),
-            _ => self.policy_of(&node).metadata_ttl,
+            _ => policy.metadata_ttl,
         };
         {
             let state = node.state.lock();
@@ -142,7 +145,14 @@ impl Inner {
             if complete && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl) {
                 return Ok(());
             }
-            if state.record.version.is_some() && self.lists_all(&state, asked, ttl) {
+            let lists_all = match age {
+                // Without an answer since then, another client may have made names.
+                Age::Since(moment) if !is_immutable => {
+                    state.validated.is_some_and(|at| at >= moment) && is_listed_whole(&state)
+                }
+                _ => self.lists_all(&state, asked, ttl),
+            };
+            if state.record.version.is_some() && lists_all {
                 return Ok(());
             }
         }
@@ -170,7 +180,6 @@ impl Inner {
                 if dir != Ino::ROOT && !node.state.lock().record.in_pool() {
                     return Ok(());
                 }
-                let began = Instant::now();
                 let asked = self.asked(&node.state.lock());
                 let watched = self.watch(dir);
                 let path = self.pool_path(dir)?;
@@ -233,7 +242,7 @@ impl Inner {
                 if let Some(contents) = contents.as_deref_mut() {
                     *contents = came;
                 }
-                if let Some(children) = self.merge(dir, &stat, (entries, absent), &watched, began)? {
+                if let Some(children) = self.merge(dir, &stat, (entries, absent), &watched)? {
                     let are_known = self.children_changed(children, &watched).await?;
                     {
                         let mut state = node.state.lock();
@@ -241,7 +250,7 @@ impl Inner {
                         if watched.looks_again() {
                             state.validated = None;
                         } else if are_known && matches!(state.record.listing, ListingState::Complete(_)) {
-                            state.names.listed_at = Some(began);
+                            state.names.listed_at = Some(watched.began());
                         }
                     }
                     // New entries inherit the directory's ACL. It is read now, so that it is known even if the pool stops
@@ -311,9 +320,9 @@ impl Inner {
         stat: &Stat,
         (entries, absent): (Entries, Option<OmittedNames>),
         watched: &NameQuery<'_>,
-        began: Instant,
     ) -> Result<Option<Vec<Child>>> {
         self.note_names_in(dir)?;
+        let began = watched.began();
         let mut txn = Txn::begin(self);
         if !watched.path_holds() || !txn.is_dir_in_pool(dir)? {
             return Ok(None);
@@ -351,7 +360,7 @@ impl Inner {
                         continue;
                     }
                     subdirs += u32::from(stat.kind == FileKind::Directory);
-                    self.import_in(&mut txn, dir, &name, &stat)?;
+                    self.import_in(&mut txn, dir, &name, &stat, began)?;
                     if told_absent {
                         names.push(Box::<[u8]>::from(name));
                     }
@@ -361,7 +370,7 @@ impl Inner {
                         txn = next;
                     }
                 }
-                Some(_) if !watched.holds(&name) => {}
+                Some(_) if !watched.holds(&name) || watched.was_found(&name) => {}
                 Some(record) if record.here_ino().is_some() && record.here_ino() == record.pool => {
                     changed.extend(record.pool.map(|ino| (ino, (dir, name.into()), stat)));
                 }
@@ -371,7 +380,9 @@ impl Inner {
             }
         }
         for (name, record) in known {
-            if !watched.holds(&name) || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
+            // A name that was found meanwhile may have been created after the listing had passed it.
+            let is_newer = !watched.holds(&name) || watched.was_found(&name);
+            if is_newer || absent.as_ref().is_some_and(|absent| !absent.contains(&name)) {
                 continue;
             }
             if txn.touched() >= FORGOTTEN_AT_ONCE {
@@ -380,6 +391,11 @@ impl Inner {
             }
             let now = txn.name(dir, &name)?;
             let Some(ino) = record.pool.filter(|ino| now.pool == Some(*ino)) else { continue };
+            if txn.state(ino)?.is_overtaken(began, None) {
+                // The pool had it after the listing had begun. If it went later, the next listing tells.
+                hides = true;
+                continue;
+            }
             let counts = |_: &mut Txn<'_>| Ok(watched.holds(&name));
             let Some(rest) = self.forget_pool_name(txn, ino, dir, &name, &counts)? else {
                 self.tell_kernel_names(dir, &mut names);
@@ -400,17 +416,20 @@ impl Inner {
         let racy = is_younger(stat.mtime, recent) || is_younger(stat.ctime, recent);
         let made_meanwhile = txn.record(dir)?.dir_nlink.wrapping_sub(links_before);
         let touched = watched.is_touched();
-        if !watched.has_changed(dir) {
+        // The directory's own state was read before its names. A later answer may be known by now.
+        let is_overtaken = txn.state(dir)?.is_overtaken(began, Some(stat));
+        if !watched.has_changed(dir) && !is_overtaken {
             txn.take_attrs(dir, stat)?;
         }
         let record = txn.record(dir)?;
         // Some file systems do not count directories and report 1.
         record.dir_nlink = if stat.nlink < 2 { stat.nlink } else { (2 + subdirs).wrapping_add(made_meanwhile) };
-        if !touched && record.version.as_ref() != Some(&stat.version) {
+        let is_answer = !touched && !is_overtaken;
+        if is_answer && record.version.as_ref() != Some(&stat.version) {
             // Another client may have changed its ACL, too.
             record.xattrs = None;
         }
-        if !touched {
+        if is_answer {
             record.version = Some(stat.version.clone());
         }
         let may_change_unseen = racy || hides || touched || !self.pool.capabilities().versions.of_directories;
@@ -419,8 +438,8 @@ impl Inner {
         txn.on_commit(dir, move |state| {
             // The listing does not confirm known files before they have the listed state.
             state.names.listed_at = None;
-            if !touched {
-                state.validated = Some(Instant::now());
+            if is_answer {
+                state.take_answer_of(began);
             }
             state.names.single_lookups = 0;
             state.names.negative.clear();
@@ -468,12 +487,14 @@ impl Inner {
             }
             let asked = self.asked(&node.state.lock());
             // An own call is changing it, or has changed it since the pool was asked: the answer to that call is newer.
-            if watched.has_changed(ino) || !watched.holds(&link.1) || asked.is_object_changing() {
+            let is_newer = watched.has_changed(ino) || !watched.holds(&link.1) || watched.was_found(&link.1);
+            if is_newer || asked.is_object_changing() {
                 continue;
             }
             // The path of the listing held, so moves of other directories do not matter. If it is not believed, the listing
             // does not confirm it.
-            match self.take_change(&node, Some(&link), &stat, asked.of_object()).await {
+            let asked = asked.of_object().since(watched.began());
+            match self.take_change(&node, Some(&link), &stat, asked).await {
                 Err(e) if !e.is(ErrorKind::Stale) => return Err(e),
                 Ok(false) => believed = false,
                 _ => {}

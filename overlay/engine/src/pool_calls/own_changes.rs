@@ -1,6 +1,8 @@
 //! The daemon's own changes of the pool: whether an answer of the pool was given beside one of them, and the wait for
 //! their end.
 
+use std::time::Instant;
+
 use forebay_backends::{Error, Side, Version};
 use tokio::time::timeout;
 
@@ -20,12 +22,24 @@ pub(crate) struct QueryStamp {
     /// Own calls that move directories, and thus all paths below them: how many had begun and ended. `None`: the caller
     /// knows that the path of the question held.
     moves: Option<(u64, u64)>,
+    /// Orders the answers to questions of which none ran beside an own call.
+    at: Instant,
 }
 
 impl QueryStamp {
     /// Returns whether no call of the daemon was under way.
     pub fn is_quiet(self) -> bool {
         !self.is_object_changing() && self.moves.is_none_or(|(begun, ended)| begun == ended)
+    }
+
+    /// Returns the moment.
+    pub fn at(self) -> Instant {
+        self.at
+    }
+
+    /// Returns the stamp of an answer to an earlier question, during which no call of the daemon changed the object.
+    pub fn since(self, at: Instant) -> Self {
+        Self { at, ..self }
     }
 
     /// Returns the same moment, for an answer whose path is known to have held: moves of directories do not matter.
@@ -42,7 +56,7 @@ impl QueryStamp {
 impl Inner {
     /// Returns the present moment, for a question about an inode.
     pub fn asked(&self, state: &NodeState) -> QueryStamp {
-        QueryStamp { calls: state.pool_calls, moves: Some(self.pool_calls.dir_moves()) }
+        QueryStamp { calls: state.pool_calls, moves: Some(self.pool_calls.dir_moves()), at: Instant::now() }
     }
 
     /// Returns whether the answer to a question that was asked at that moment still holds for the inode.

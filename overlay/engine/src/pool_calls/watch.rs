@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -35,6 +36,8 @@ struct NameWatch {
 #[derive(Debug, Default)]
 struct Seen {
     names: HashSet<Box<[u8]>>,
+    /// Names that a question about them alone has brought into the catalog, or has given to another inode.
+    found: HashSet<Box<[u8]>>,
     inos: HashSet<Ino>,
     look_again: bool,
     /// A call moved a directory of the path, or replaced it.
@@ -50,6 +53,12 @@ impl Watches {
     /// Records that it is known what the pool has under a name now.
     pub fn name_changed(&self, dir: Ino, name: &[u8]) {
         self.each(dir, |seen| _ = seen.names.insert(name.into()));
+    }
+
+    /// Records that the answer to a question about a name alone is about to enter the catalog. Called with the namespace
+    /// lock. Such an answer is no change: the rest of what is asked about the directory counts as before.
+    pub fn name_found(&self, dir: Ino, name: &[u8]) {
+        self.each(dir, |seen| _ = seen.found.insert(name.into()));
     }
 
     /// Records that the pool has more in the directory than the catalog knows.
@@ -90,11 +99,13 @@ impl Watches {
 /// A question about names of a directory. Created before the pool is asked.
 pub(crate) struct NameQuery<'a> {
     inner: &'a Inner,
+    began: Instant,
     watch: Arc<NameWatch>,
 }
 
 impl Inner {
     pub(crate) fn watch(&self, dir: Ino) -> NameQuery<'_> {
+        let began = Instant::now();
         loop {
             let moves = self.pool_calls.dir_moves();
             let path = self.pool_ancestors(dir);
@@ -108,12 +119,17 @@ impl Inner {
             let watch = Arc::new(NameWatch { dir, path, seen });
             under_way.questions.push(watch.clone());
             drop(under_way);
-            return NameQuery { inner: self, watch };
+            return NameQuery { inner: self, began, watch };
         }
     }
 }
 
 impl NameQuery<'_> {
+    /// Returns a moment before the pool was asked.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
     /// Returns whether the path of the question led to the directory all the time.
     pub fn path_holds(&self) -> bool {
         !self.watch.seen.lock().path_changed
@@ -123,6 +139,12 @@ impl NameQuery<'_> {
     /// was sent.
     pub fn holds(&self, name: &[u8]) -> bool {
         self.path_holds() && !self.watch.seen.lock().names.contains(name)
+    }
+
+    /// Returns whether the catalog has a later answer on this name: the name may have come to the pool after this question
+    /// was answered.
+    pub fn was_found(&self, name: &[u8]) -> bool {
+        self.watch.seen.lock().found.contains(name)
     }
 
     /// Returns whether a call that changed an inode ended meanwhile.

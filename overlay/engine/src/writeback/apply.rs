@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::pool_calls::look_again;
 
 /// Prefix of the name under which an object is parked in the pool while other objects take its place.
-const MOVED_ASIDE: &str = ".forebay-moving-";
+pub(super) const MOVED_ASIDE: &str = ".forebay-moving-";
 
 /// What the pool has under the name to which something is to be moved.
 enum TargetOccupant {
@@ -73,14 +73,15 @@ impl Inner {
             ReconcileStep::Create { .. } if sent.kind == FileKind::File => None,
             ReconcileStep::Create { .. } => Some(PendingChange::Made { mode: sent.mode, uid: sent.uid, gid: sent.gid }),
         };
+        // A directory that is replaced has a path that leads to the moved one.
+        let moved: Vec<Ino> = if moves_dir { [subject].into_iter().chain(other).collect() } else { Vec::new() };
+        // The step counts as under way before the name is in doubt: a request that meets the doubt must not wait for it.
+        let _change = PoolChange::begin_any(self, &touched, &moved)?;
         if let Some(what) = what
             && !self.about_to_send(&at, subject, what).await?
         {
             return Ok(());
         }
-        // A directory that is replaced has a path that leads to the moved one.
-        let moved: Vec<Ino> = if moves_dir { [subject].into_iter().chain(other).collect() } else { Vec::new() };
-        let _change = PoolChange::begin_any(self, &touched, &moved)?;
         let path = self.pool_path_of(parent, name)?;
         let from_path = match &step {
             ReconcileStep::Rename { from, .. } => self.pool_path_of(from.0, &from.1).ok(),
@@ -371,11 +372,11 @@ impl Inner {
             return Ok(false);
         }
         let what = PendingChange::Moved { from: link.clone() };
+        let moved: &[Ino] = if moves_dir { &[occupant] } else { &[] };
+        let _change = PoolChange::begin_any(self, &[parent, occupant], moved)?;
         if !self.about_to_send(&(parent, aside.as_slice().into()), occupant, what).await? {
             return Ok(false);
         }
-        let moved: &[Ino] = if moves_dir { &[occupant] } else { &[] };
-        let _change = PoolChange::begin_any(self, &[parent, occupant], moved)?;
         let dir = self.pool_path(parent)?;
         let (from, to) = (dir.join(name), dir.join(&aside));
         let there = match self.ask(self.pool.stat(&from)).await {

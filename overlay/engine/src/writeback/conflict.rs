@@ -7,12 +7,14 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Stat};
+use forebay_catalog::Link;
 use forebay_policy::ConflictPolicy;
 use forebay_system::clock::unix_now;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::super::{Inner, Ino, Txn};
+use super::apply::MOVED_ASIDE;
 use crate::pool_calls::look_again;
 
 /// The longest name that Linux takes, in bytes.
@@ -34,7 +36,10 @@ impl Inner {
             match self.policy_of(&*self.node(ino)?).conflict {
                 // Ours replaces only the content of a file. What is left here is no file on both sides.
                 ConflictPolicy::KeepBoth | ConflictPolicy::Ours => self.keep_both(parent, name, ino, path).await,
-                ConflictPolicy::Theirs => self.drop_ours(parent, name, ino, path),
+                ConflictPolicy::Theirs => match self.drop_ours(parent, name, ino, path)? {
+                    true => Ok(()),
+                    false => self.keep_both(parent, name, ino, path).await,
+                },
                 ConflictPolicy::Fail => Err(Error::new(
                     ErrorKind::Conflict,
                     Side::Pool,
@@ -61,26 +66,51 @@ impl Inner {
         Ok(self.node(ino)?.state.lock().late_uploads.is_one(theirs))
     }
 
-    /// Gives up our copy: the mount shows the pool's copy from now on.
-    fn drop_ours(&self, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<()> {
+    /// Gives up our change: the mount shows the pool's copy under the name from now on. If our change was a rename, the
+    /// moved file gets its old name back, because the pool has its content nowhere else. `false`: the old name is taken,
+    /// and nothing was changed.
+    fn drop_ours(&self, parent: Ino, name: &[u8], ino: Ino, path: &PoolPath) -> Result<bool> {
         let mut txn = Txn::begin(self);
-        if txn.name(parent, name)?.here_ino() != Some(ino) {
-            return Ok(());
+        let was = txn.name(parent, name)?;
+        if was.here_ino() != Some(ino) {
+            return Ok(true);
         }
-        if txn.record(ino)?.kind == FileKind::Directory {
+        let link: Link = (parent, name.into());
+        let record = txn.record(ino)?;
+        let kind = record.kind;
+        if kind == FileKind::Directory {
             let what = format!("{path}: a directory here and something else in the pool: move or remove one of them");
             return Err(Error::new(ErrorKind::Conflict, Side::Pool, what));
         }
+        // Without its last name in the mount, the flush would remove its names in the pool.
+        let is_moved = was.pool != Some(ino) && record.in_pool() && record.links.iter().all(|known| *known == link);
+        let old_name = if is_moved { free_pool_link(&mut txn, ino)? } else { None };
+        if is_moved && old_name.is_none() {
+            return Ok(false);
+        }
         txn.pool_has(parent, name, None)?;
         txn.show(parent, name, None)?;
-        txn.unlink(ino, parent, name)?;
+        let dropped = match &old_name {
+            None => {
+                txn.unlink(ino, parent, name)?;
+                "the local copy is dropped"
+            }
+            Some((old_parent, old)) => {
+                txn.record(ino)?.links = [(*old_parent, old.clone())].into_iter().collect();
+                txn.show(*old_parent, old, Some((ino, kind)))?;
+                // The kernel's cached listing lacks this name.
+                txn.state_at_once(*old_parent)?.kernel.pages_go_stale();
+                "the rename in the mount is undone"
+            }
+        };
         look_again(&mut txn, parent)?;
         txn.commit()?;
-        self.report_conflict(format!(
-            "{path}: changed in the pool and in the mount; the local copy is dropped, as its policy says"
-        ));
+        self.report_conflict(format!("{path}: changed in the pool and in the mount; {dropped}, as its policy says"));
         self.tell_kernel_name(parent, name);
-        Ok(())
+        if let Some((parent, name)) = &old_name {
+            self.tell_kernel_name(*parent, name);
+        }
+        Ok(true)
     }
 
     /// Moves our copy to a name of its own beside the pool's copy, which stays. The next round flushes our copy there.
@@ -145,4 +175,16 @@ impl Inner {
         }
         Err(Error::new(ErrorKind::Exists, Side::Pool, format!("{}: too many conflicts", name.escape_ascii())))
     }
+}
+
+/// Returns a name under which the pool has an inode and the mount shows nothing, in a directory that was not removed in
+/// the mount. Not a temporary name of the flush.
+fn free_pool_link(txn: &mut Txn<'_>, ino: Ino) -> Result<Option<Link>> {
+    for (parent, name) in txn.record(ino)?.pool_links.clone() {
+        let is_reachable = parent == Ino::ROOT || !txn.record(parent)?.links.is_empty();
+        if is_reachable && !name.starts_with(MOVED_ASIDE.as_bytes()) && txn.name(parent, &name)?.here.is_none() {
+            return Ok(Some((parent, name)));
+        }
+    }
+    Ok(None)
 }
