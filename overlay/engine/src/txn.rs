@@ -1,6 +1,7 @@
 //! One change of names and inodes: collected, written as one batch, and then made visible in memory.
 
 mod collected;
+mod only_copy;
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};

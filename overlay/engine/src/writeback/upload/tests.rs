@@ -66,6 +66,34 @@ async fn content_that_cannot_be_synced_does_not_replace_the_pools_copy() {
     overlay.shutdown().await.unwrap();
 }
 
+/// After a power cut, dirty content counts. Fetched content of an open epoch may not be on the device.
+#[tokio::test(flavor = "multi_thread")]
+async fn fetched_content_that_becomes_the_only_copy_is_synced_before_the_catalog_says_so() {
+    let (pool, fast) = (Arc::new(MemoryPool::new()), tempfile::tempdir_in("/var/tmp").unwrap());
+    put(&pool, "f").await;
+    let overlay = opened(pool, &fast).await;
+    let Lookup::Found(entry) = overlay.lookup(Ino::ROOT, b"f").await.unwrap() else { panic!("it is there") };
+    let ino = entry.attr.ino;
+    overlay.open_file(ino, libc::O_RDONLY).await.unwrap();
+    overlay.release(ino, libc::O_RDONLY);
+    // No task syncs the catalog from now on.
+    overlay.inner.stop.cancel();
+    let node = overlay.inner.node(ino).unwrap();
+    assert!(node.state.lock().record.file.is_whole());
+    {
+        let mut txn = Txn::begin(&overlay.inner);
+        txn.pool_has(Ino::ROOT, b"f", None).unwrap();
+        overlay.inner.lost_in_pool(&mut txn, ino).unwrap();
+        assert_eq!(overlay.inner.catalog.to_sync_first(), 1);
+        txn.commit().unwrap();
+    }
+    {
+        let state = node.state.lock();
+        assert!(state.record.file.is_dirty() && !state.dirty_content.is_durable());
+    }
+    overlay.shutdown().await.unwrap();
+}
+
 #[test]
 fn a_write_that_is_under_way_is_waited_for() {
     const LEN: usize = 128 << 20;
