@@ -54,7 +54,7 @@ pub use jobs::{JobHead, JobSerial};
 use lost_contents::LostContents;
 pub use profiles::ProfileHead;
 use queue::{FlushQueue, IntentRecord};
-pub use queue::{Lane, QueueSlot, Queued, Wait};
+pub use queue::{Lane, QueueHeads, QueueSlot, Queued, Wait};
 use recent::RecentNames;
 pub use records::{
     DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, ListingState, NameRecord, PendingCall, PendingChange,
