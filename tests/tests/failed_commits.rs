@@ -2,6 +2,7 @@
 //! it succeeds when it is made again.
 
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -162,4 +163,45 @@ async fn no_content_file_is_left_of_a_change_that_could_not_be_recorded() {
         assert!(begun.elapsed() < Duration::from_secs(30), "{} content files are left", content_files());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// The scan after the start counts content, and removes what no name leads to.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_scan_after_the_start_does_not_end_because_of_one_write() {
+    const ORPHAN_BYTES: usize = 77_777;
+    let fixture = Fixture::new();
+    let overlay = fixture.open().await;
+    for (name, bytes) in [("grown", 100_000), ("orphan", ORPHAN_BYTES)] {
+        let ino = create(&overlay, name).await;
+        put(&overlay, ino, 0, &vec![1; bytes]).await;
+    }
+    overlay.unlink(Ino::ROOT, b"orphan").await.unwrap();
+    let has_orphan = |fast: &Path| {
+        let dirs = std::fs::read_dir(fast.join("content")).unwrap();
+        let mut files = dirs.flat_map(|dir| std::fs::read_dir(dir.unwrap().path()).unwrap());
+        files.any(|file| file.unwrap().metadata().is_ok_and(|found| found.len() == ORPHAN_BYTES as u64))
+    };
+    assert!(has_orphan(fixture.fast.path()));
+    for number in 1.. {
+        // As after a kill, with programs that have ended.
+        let place = tempfile::tempdir().unwrap();
+        let fast = place.path().join("fast");
+        image(fixture.fast.path(), &fast);
+        fixture.catalog_faults.fail_write(number);
+        let opened = Overlay::open(Options { fast: vec![fast.clone()], ..fixture.options() }).await;
+        if let Ok(again) = opened {
+            let begun = Instant::now();
+            while has_orphan(&fast) {
+                assert!(begun.elapsed() < Duration::from_secs(30), "write {number} failed, and the scan ended");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let is_beyond = !fixture.catalog_faults.has_failed();
+            fixture.catalog_faults.fail_write(0);
+            again.shutdown().await.unwrap();
+            if is_beyond {
+                break;
+            }
+        }
+    }
+    overlay.shutdown().await.unwrap();
 }

@@ -2,8 +2,8 @@
 //! moved.
 
 use forebay_backends::decorators::CallKind;
-use forebay_backends::{ErrorKind, Expected, Pool, RenameMode};
-use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy};
+use forebay_backends::{ErrorKind, Expected, Pool, RenameMode, Time};
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, SetTime};
 use forebay_tests::engine::*;
 use forebay_tests::held::open_held;
 
@@ -240,4 +240,34 @@ async fn a_change_of_a_removed_directory_leaves_nothing_in_the_catalog() {
     assert!(dirty.iter().all(|file| file.path == "/"), "{dirty:?}");
     overlay.forget(dir, 1);
     assert!(refused(overlay.getattr(dir).await).is(ErrorKind::Stale), "its record came back");
+}
+
+/// SEMANTICS 24: "Modes, owners, times to the nanosecond, extended attributes and ACLs reach the pool.", for files whose
+/// copy in the pool was not changed here: the fast pool has the only copy that the flush can send.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_moved_file_that_is_sent_again_has_the_time_that_was_set() {
+    let set = Time { secs: 1_000_000_000, nanos: 123_456_789 };
+    for is_in_conflict in [false, true] {
+        let fixture = Fixture::new();
+        fixture.put("a", b"content").await;
+        let overlay = fixture.open().await;
+        assert_eq!(read(&overlay, "a").await.unwrap(), "content");
+        let ino = find(&overlay, "a").await;
+        let change = Change { mtime: Some(SetTime::At(set)), ..Change::default() };
+        overlay.setattr(ino, &change, CALLER).await.unwrap();
+        rename(&overlay, "a", "b").await.unwrap();
+        if is_in_conflict {
+            // Another client made a file of the new name.
+            fixture.put("b", b"another").await;
+        } else {
+            fixture.memory.remove(&pool_path("a"), &Expected::Anything).await.unwrap();
+        }
+        flushed(&overlay).await;
+        assert_eq!(overlay.getattr(ino).await.unwrap().0.mtime, set, "in conflict: {is_in_conflict}");
+        let pooled = fixture.pooled();
+        let ours: Vec<_> = pooled.iter().filter(|(_, content)| content == "content").collect();
+        assert_eq!(ours.len(), 1, "{pooled:?}");
+        assert_eq!(fixture.memory.stat(&pool_path(&ours[0].0)).await.unwrap().mtime, set, "{pooled:?}");
+        overlay.shutdown().await.unwrap();
+    }
 }

@@ -62,6 +62,13 @@ impl Content {
         synced
     }
 
+    /// Starts the write-back of all dirty pages, and does not wait for its end. May block for as long as the device takes to
+    /// accept the requests. A failure is reported later, as any failed write-back.
+    pub fn start_write_back(&self) {
+        // SAFETY: takes numbers. No bytes: until the end of the file.
+        _ = unsafe { libc::sync_file_range(self.file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+
     /// Reports a failed write-back that was not yet reported. Writes nothing, and waits for no write-back. Waits only
     /// for another caller that is syncing, because the kernel may be reporting the error to that caller.
     pub fn check_written_back(&self, failed: impl FnOnce(&io::Error)) -> io::Result<()> {

@@ -4,8 +4,8 @@
 //! One change of the overlay is one [`Batch`]. When [`Catalog::write`] returns, the operating system has the batch, so
 //! the batch survives the death of the process. It survives a power cut after [`Catalog::sync`].
 //!
-//! Content that replaces other content, by a rename or after `O_TRUNC`, is synced before the catalog
-//! ([`Catalog::sync_first`]), as on ext4: for programs that replace a file without a sync.
+//! Content that replaces other content, by a rename or after `O_TRUNC`, is synced before the catalog (`sync_order.rs`), as
+//! on ext4: for programs that replace a file without a sync.
 
 mod allocations;
 mod batch;
@@ -25,11 +25,11 @@ mod recent;
 mod records;
 mod spilled;
 mod state;
+mod sync_order;
 mod write_faults;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
@@ -47,14 +47,14 @@ use epochs::EpochNumbers;
 pub use errors::damaged;
 use errors::{corrupt, failed, not_opened};
 use forebay_cache::group_commit::{GroupCommit, ServedTurns};
-use forebay_cache::{Content, ContentId, ContentNumbers};
+use forebay_cache::{ContentId, ContentNumbers};
 use ids::IdAllocator;
 pub use ino::Ino;
 pub use jobs::{JobHead, JobSerial};
 use lost_contents::LostContents;
 pub use profiles::ProfileHead;
 use queue::{FlushQueue, IntentRecord};
-pub use queue::{Lane, QueueSlot, Queued, Wait};
+pub use queue::{Lane, QueueHeads, QueueSlot, Queued, Wait};
 use recent::RecentNames;
 pub use records::{
     DirtyAttrs, InodeRecord, LeaseRecord, Leases, Link, ListingState, NameRecord, PendingCall, PendingChange,
@@ -63,6 +63,7 @@ pub use records::{
 pub use records::{append, decode, decode_first, encode};
 pub use spilled::{Spilled, SpilledRange};
 pub use state::FileState;
+use sync_order::SyncOrder;
 pub use write_faults::WriteFaults;
 
 /// The layout of the records; a catalog of another format is refused.
@@ -109,10 +110,7 @@ pub struct Catalog {
     /// Calls of [`Self::sync_written`].
     commits: GroupCommit,
     served: parking_lot::Mutex<ServedTurns>,
-    /// Content to sync before the write-ahead log.
-    first: parking_lot::Mutex<Vec<Arc<Content>>>,
-    /// Held until that content is synced, so that no other caller syncs the log before it.
-    syncing_first: parking_lot::Mutex<()>,
+    sync_order: SyncOrder,
     lost: LostContents,
     faults: WriteFaults,
     recent: RecentNames,
@@ -180,8 +178,7 @@ impl Catalog {
             parts_leave: tokio::sync::Notify::new(),
             commits: GroupCommit::default(),
             served: parking_lot::Mutex::default(),
-            first: parking_lot::Mutex::default(),
-            syncing_first: parking_lot::Mutex::default(),
+            sync_order: SyncOrder::default(),
             lost: LostContents::load(&db)?,
             faults: WriteFaults::default(),
             recent: RecentNames::new(),
@@ -225,22 +222,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Registers content to be synced before the catalog records that this content replaced other content.
-    pub fn sync_first(&self, content: Arc<Content>) {
-        self.first.lock().push(content);
-    }
-
-    /// Returns how many content files are registered by [`Self::sync_first`]. Each has an open descriptor.
-    pub fn to_sync_first(&self) -> usize {
-        self.first.lock().len()
-    }
-
-    /// Makes everything that was written before survive a power cut. Blocks on the disk.
-    pub fn sync(&self) -> Result<()> {
-        self.sync_what_comes_first()?;
-        self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
-    }
-
     /// Syncs what was written since the last call of this function. Without a new change, it does not touch the disk.
     pub fn sync_changes(&self) -> Result<()> {
         // Later writes have higher numbers, and are left to the next call.
@@ -259,7 +240,7 @@ impl Catalog {
     }
 
     fn has_synced(&self, change: u64) -> bool {
-        self.synced_changes.load(Ordering::Acquire) == change && self.first.lock().is_empty()
+        self.synced_changes.load(Ordering::Acquire) == change && self.to_sync_first() == 0
     }
 
     /// Wakes the task that waits in [`Self::changed`]: a change was made, or is about to be made.
@@ -278,21 +259,6 @@ impl Catalog {
             return Ok(());
         }
         self.set_meta("used_bytes", &bytes)
-    }
-
-    fn sync_what_comes_first(&self) -> Result<()> {
-        let _alone = self.syncing_first.lock();
-        let first = std::mem::take(&mut *self.first.lock());
-        let mut failed = None;
-        for content in first {
-            let synced = self.sync_content(&content, true);
-            // A recorded loss is final: such content is not synced again before the catalog.
-            if let (Err(error), None) = (synced, self.lost(ContentId(content.id))) {
-                self.first.lock().push(content);
-                failed = Some(error);
-            }
-        }
-        failed.map_or(Ok(()), Err)
     }
 
     /// Like [`Self::sync`], but one of several waiting callers syncs for all.

@@ -253,7 +253,7 @@ mod tests {
         assert_eq!((catalog.lost(id), catalog.lost(other)), (None, None));
     }
 
-    /// `sync_first` only promises an order: a caller that syncs another file does not get the error of this one.
+    /// Registered content only promises an order: a caller that syncs another file does not get the error of this one.
     #[test]
     fn a_loss_in_a_file_that_is_synced_first_does_not_stop_other_syncs() {
         let dir = tempfile::tempdir().unwrap();
@@ -262,8 +262,8 @@ mod tests {
         // `fdatasync` of it fails with EBADF, which is no loss, so the sync is repeated.
         let path = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let never = std::sync::Arc::new(Content::new(2, path.into(), true));
-        catalog.sync_first(never.clone());
-        catalog.sync_first(good.clone());
+        catalog.sync_with(never.clone());
+        catalog.sync_with(good.clone());
         catalog.sync().unwrap_err();
         assert_eq!(std::sync::Arc::strong_count(&good), 1, "the one after it was synced");
         assert_eq!(std::sync::Arc::strong_count(&never), 2, "it is still to be synced");

@@ -76,6 +76,14 @@ pub struct Queued {
     pub wait: Wait,
 }
 
+/// The first entries of the lanes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueHeads {
+    pub slots: Vec<QueueSlot>,
+    /// Every lane without a head was looked at from its beginning, and is empty.
+    pub is_complete: bool,
+}
+
 /// The part of the queue that is in memory: a few bytes for each user with entries.
 #[derive(Debug)]
 pub(super) struct FlushQueue {
@@ -200,25 +208,31 @@ impl Catalog {
     }
 
     /// Returns the first entry of each user's lanes. `from` returns the time up to which a lane is already empty.
-    pub fn queue_heads(&self, from: impl Fn(u32, Lane) -> u64) -> Result<Vec<QueueSlot>> {
+    ///
+    /// An entry may be written later than its time. So a user leaves the set only when all lanes were looked at from their
+    /// beginning.
+    pub fn queue_heads(&self, from: impl Fn(u32, Lane) -> u64) -> Result<QueueHeads> {
         let users = std::mem::take(&mut *self.queue.users.lock());
-        let mut heads = Vec::new();
+        let mut heads = QueueHeads { slots: Vec::new(), is_complete: true };
+        let mut kept = BTreeSet::new();
         let mut found = Ok(());
         for user in &users {
             for lane in [Lane::Fresh, Lane::Later, Lane::Manual] {
-                let first = self.scan_lane(*user, lane, from(*user, lane), |slot, _, _| {
-                    heads.push(slot);
+                let (from_us, before) = (from(*user, lane), heads.slots.len());
+                let first = self.scan_lane(*user, lane, from_us, |slot, _, _| {
+                    heads.slots.push(slot);
                     Ok(false)
                 });
                 found = found.and(first);
+                let is_empty = heads.slots.len() == before;
+                if !is_empty || from_us > 0 {
+                    kept.insert(*user);
+                }
+                heads.is_complete &= !is_empty || from_us == 0;
             }
         }
         // A batch that is written from now on adds its user to the set itself.
-        let waiting = heads.iter().map(|slot| slot.user);
-        match &found {
-            Ok(()) => self.queue.users.lock().extend(waiting),
-            Err(_) => self.queue.users.lock().extend(users),
-        }
+        self.queue.users.lock().extend(if found.is_ok() { kept } else { users });
         found.map(|()| heads)
     }
 

@@ -23,6 +23,8 @@ use super::{Inner, Ino, Txn, tiers};
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// How often an epoch is closed. After a power cut, fetched content counts only if its epoch was closed.
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
+/// The pause between two attempts to remove what no name leads to.
+const SWEEP_AGAIN: Duration = Duration::from_secs(1);
 /// Counts that are saved in one change.
 const COUNTS: usize = 256;
 /// Files that replaced others are synced one by one if there are no more than these; else after all of the fast pool.
@@ -43,11 +45,14 @@ pub(super) async fn start(inner: &Arc<Inner>) -> Result<()> {
     // Runs before anything else: from now on, each change of content counts itself.
     let start = Start { counted_bytes: inner.content_bytes(), begun };
     let scan = move || again.look_around(start, &stop);
-    tokio::spawn(async move {
+    let sweeper = inner.clone();
+    let scanned = async move {
         if let Err(error) = super::tasks::on_thread("forebay-scan", scan).await {
             tracing::error!(%error, "the scan of the fast pool after the start");
         }
-    });
+        sweeper.sweep_after_start().await;
+    };
+    tokio::spawn(scanned.boxed());
     // If the scan ended without the notification, it has logged the reason.
     let _ = has_begun.await;
     if inner.quotas.count() {
@@ -201,24 +206,49 @@ impl Inner {
                 Some(tier) => sums[tier] += record.bytes,
                 None => sum += record.bytes,
             }
-            match self.catalog.inode(record.ino)? {
-                Some(inode) if !inode.file.is_dirty() => {
-                    // The record may have changed since the start.
-                    if let Some(now) = self.catalog.content(id)? {
-                        self.note_clean(record.ino, Some(id), now.bytes);
-                    }
-                }
-                Some(_) => self.recount(record.ino, id)?,
-                None => {}
+            // A record that cannot be read or written must not keep the other ones from being counted.
+            if let Err(error) = self.look_at_content(record.ino, id) {
+                tracing::warn!(%error, ino = %record.ino, "its content is not counted after the start");
             }
             Ok(!stop.is_cancelled())
         })?;
-        if stop.is_cancelled() {
-            return Ok(());
+        if !stop.is_cancelled() {
+            self.store.account_at_start(start.counted_bytes, sum, &sums);
         }
-        self.store.account_at_start(start.counted_bytes, sum, &sums);
-        self.sweep_contents()?;
-        self.sweep_inodes(stop)
+        Ok(())
+    }
+
+    /// Reports clean content to the eviction policy, and counts dirty content.
+    fn look_at_content(&self, ino: Ino, id: ContentId) -> Result<()> {
+        match self.catalog.inode(ino)? {
+            Some(inode) if !inode.file.is_dirty() => {
+                // The record may have changed since the start.
+                if let Some(now) = self.catalog.content(id)? {
+                    self.note_clean(ino, Some(id), now.bytes);
+                }
+                Ok(())
+            }
+            Some(_) => self.recount(ino, id),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes content files and inodes without names. Tries again until it succeeds, or the engine stops: the catalog cannot
+    /// be written while its device is full.
+    async fn sweep_after_start(self: &Arc<Self>) {
+        let mut is_told = false;
+        while !self.stop.is_cancelled() {
+            let again = self.clone();
+            let sweep = move || again.sweep_contents().and_then(|_| again.sweep_inodes(&again.stop));
+            let Err(error) = super::tasks::on_thread("forebay-scan", sweep).await else { return };
+            if !std::mem::replace(&mut is_told, true) {
+                tracing::error!(%error, "what no name leads to is not removed; it is tried again");
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                () = tokio::time::sleep(SWEEP_AGAIN) => {}
+            }
+        }
     }
 
     /// Counts bytes that were written to a dirty file after its record, under a daemon that has died since.
@@ -236,7 +266,11 @@ impl Inner {
         self.note_modified(ino, &state);
         let Ok(meta) = self.store.stat(id) else { return Ok(()) };
         self.count(&mut state, meta.blocks() * 512)?;
-        self.save_count(ino, &mut state)
+        if let Err(error) = self.save_count(ino, &mut state) {
+            tracing::debug!(%error, %ino, "its count is saved with the next sync");
+            self.note_uncounted(ino);
+        }
+        Ok(())
     }
 
     /// Removes content files that no record names, except those that were created since the start.
@@ -263,17 +297,25 @@ impl Inner {
             }
             Ok(!stop.is_cancelled())
         })?;
+        let mut removed = Ok(());
         for ino in orphans {
+            if stop.is_cancelled() {
+                break;
+            }
             if self.mount.reattached {
                 // The kernel may have it open, or be about to open it: the inode is removed when the kernel forgets it.
                 self.table.stays_until_forgotten(ino);
                 continue;
             }
             let mut txn = Txn::begin(self);
-            txn.reap(ino)?;
-            txn.commit()?;
+            let one = match txn.reap(ino) {
+                // Removed since.
+                Err(e) if e.is(ErrorKind::Stale) => Ok(()),
+                reaped => reaped.and_then(|()| txn.commit()),
+            };
+            removed = removed.and(one);
         }
-        Ok(())
+        removed
     }
 
     /// Syncs and closes idle dirty content files, if too many are open. Blocks.

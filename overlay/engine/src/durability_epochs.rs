@@ -212,6 +212,24 @@ impl Inner {
         }
     }
 
+    /// Starts the write-back of a dirty file that is about to replace another one, as ext4 does. The sync of the catalog
+    /// waits for the end of the write-back.
+    pub(super) async fn start_write_back(&self, ino: Ino) {
+        let content = self.node(ino).ok().and_then(|node| {
+            let mut state = node.state.lock();
+            let is_dirty = state.record.file.is_dirty();
+            is_dirty.then(|| self.content(ino, &mut state).ok()).flatten()
+        });
+        let Some(content) = content else { return };
+        let started = crate::blocking(move || {
+            content.start_write_back();
+            Ok(())
+        });
+        if let Err(error) = started.await {
+            tracing::debug!(%error, %ino, "its write-back was not started");
+        }
+    }
+
     fn replaced_max(&self) -> usize {
         (self.contents.open_max / REPLACED_SHARE).clamp(1, REPLACED_MAX)
     }

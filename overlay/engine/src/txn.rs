@@ -2,6 +2,7 @@
 
 mod collected;
 mod objects;
+mod only_copy;
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -140,8 +140,8 @@ impl Inner {
         Ok(!self.is_local(&node))
     }
 
-    /// Syncs the catalog, so that no flushed file is dirty again after a power cut: its content file may be older than
-    /// the pool's copy then, but would count as newer.
+    /// Syncs the catalog, so that no flushed file is dirty again after a power cut: it would be sent again, or be in
+    /// conflict with what another client wrote meanwhile.
     pub async fn sync_flushed(self: &Arc<Self>) -> Result<()> {
         let inner = self.clone();
         super::blocking(move || inner.catalog.sync()).await

@@ -91,7 +91,8 @@ proptest! {
                 }
             }
             let heads = catalog.queue_heads(|_, _| 0).unwrap();
-            let heads: Vec<(u32, Lane)> = heads.iter().map(|slot| (slot.user, slot.lane)).collect();
+            prop_assert!(heads.is_complete);
+            let heads: Vec<(u32, Lane)> = heads.slots.iter().map(|slot| (slot.user, slot.lane)).collect();
             let want: Vec<(u32, Lane)> =
                 model.iter().filter(|(_, names)| !names.is_empty()).map(|(lane, _)| *lane).collect();
             prop_assert_eq!(heads, want);
@@ -141,6 +142,24 @@ fn a_time_that_never_comes_does_not_stop_the_clock_and_its_entry_is_due_after_a_
         mark(&catalog, 20, 7, false, true);
         mark(&catalog, 20, 7, true, false);
     }
+}
+
+/// A large change gets its entries when it begins, and is written later.
+#[test]
+fn an_entry_that_is_written_later_than_its_time_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
+    mark(&catalog, 0, 7, false, true);
+    let heads = catalog.queue_heads(|_, _| catalog.queue_now() + 1).unwrap();
+    assert_eq!(heads, QueueHeads { slots: Vec::new(), is_complete: false });
+    let heads = catalog.queue_heads(|_, _| 0).unwrap();
+    assert_eq!((heads.slots.len(), heads.is_complete), (1, true));
+    mark(&catalog, 0, 7, true, false);
+    catalog.queue_take(7, Lane::Fresh, 0, u64::MAX, 10).unwrap();
+    for _ in 0..2 {
+        assert_eq!(catalog.queue_heads(|_, _| 0).unwrap(), QueueHeads { slots: Vec::new(), is_complete: true });
+    }
+    assert!(catalog.queue.users.lock().is_empty(), "each look would scan for a user who has nothing");
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Inner {
             let meta = content.file.metadata().map_err(crate::contents::failed)?;
             let occupied = meta.blocks() * 512;
             if std::mem::take(&mut state.emptied) {
-                self.catalog.sync_first(content.clone());
+                self.catalog.sync_with(content.clone());
             }
             self.count(&mut state, occupied)?;
             // The count is saved later, together with other counts. Until then the inode stays in memory; after a kill

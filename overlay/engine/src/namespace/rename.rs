@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_backends::{Error, ErrorKind, FileKind, RenameMode, Result, Side};
+use forebay_cache::{Content, ContentId};
 use forebay_system::clock::stamp_now;
 
 use super::super::{Caller, Inner, Ino, Overlay, Txn};
@@ -82,6 +83,36 @@ impl Inner {
         if let (RenameMode::Exchange, Some(target)) = (mode, target) {
             inner.check_depth_of_moved(target, new_parent, parent, name)?;
         }
+        if target.is_some() {
+            inner.start_write_back(moved).await;
+        }
+        let mut synced = None;
+        while let Some(content) = inner.commit_move(from, to, mode, whiteout, (moved, target), synced)? {
+            if let Err(error) = inner.sync_content(&content).await
+                && inner.catalog.lost(ContentId(content.id)).is_none()
+            {
+                return Err(error);
+            }
+            synced = Some(content.id);
+        }
+        inner.rules_may_differ();
+        inner.flusher.bell.notify_one();
+        Ok(())
+    }
+
+    /// The change of a move over `target`. `synced`: content that was synced since the move began. If the content of `moved`
+    /// is to be synced first, changes nothing and returns it.
+    fn commit_move(
+        &self,
+        from: RenameEndpoint<'_>,
+        to: RenameEndpoint<'_>,
+        mode: RenameMode,
+        whiteout: Option<Caller>,
+        (moved, target): (Ino, Option<Ino>),
+        synced: Option<u64>,
+    ) -> Result<Option<Arc<Content>>> {
+        let inner = self;
+        let (RenameEndpoint { parent, name }, RenameEndpoint { parent: new_parent, name: new_name }) = (from, to);
         let mut txn = Txn::begin(inner);
         if inner.is_below(new_parent, moved) || (mode == RenameMode::Exchange && is_around(inner, parent, target)) {
             return Err(Error::new(ErrorKind::InvalidInput, Side::Application, "a directory cannot go below itself"));
@@ -106,13 +137,13 @@ impl Inner {
         if target.is_some() && txn.record(moved)?.file.is_dirty() {
             // ext4 does the same for programs that replace a file without a sync.
             let content = txn.content(moved)?;
-            inner.catalog.sync_first(content);
+            if synced != Some(content.id) && !inner.catalog.try_sync_first(content.clone()) {
+                return Ok(Some(content));
+            }
         }
         txn.state_at_once(new_parent)?.names.negative.remove(new_name);
         txn.commit()?;
-        inner.rules_may_differ();
-        inner.flusher.bell.notify_one();
-        Ok(())
+        Ok(None)
     }
 
     fn check_replaceable(&self, moved: Ino, target: Ino) -> Result<()> {

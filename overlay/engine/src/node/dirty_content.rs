@@ -7,6 +7,7 @@ use forebay_cache::Stamp;
 /// | transition | mark | pool's copy |
 /// |---|---|---|
 /// | [`Self::marked`] | volatile | equals the content until it is written |
+/// | [`Self::became_only_copy`] | volatile | differs: there is none |
 /// | [`Self::synced`] | durable | |
 /// | [`Self::uploaded`] | | equals the content until it is written, or differs |
 /// | [`Self::forget_pool_copy`] | | differs |
@@ -42,6 +43,11 @@ impl DirtyContent {
     /// Clean content was marked dirty. The mark is not synced yet.
     pub fn marked(&mut self, stamp: Stamp) {
         (self.mark, self.pool_copy) = (Mark::Volatile, PoolCopy::Unwritten(stamp));
+    }
+
+    /// Clean content was marked dirty, because the pool does not have it any more. The mark is not synced yet.
+    pub fn became_only_copy(&mut self) {
+        (self.mark, self.pool_copy) = (Mark::Volatile, PoolCopy::Differs);
     }
 
     /// The mark was synced.

@@ -138,7 +138,7 @@ impl Inner {
         txn.show(parent, name, None)?;
         txn.pool_has(parent, name, None)?;
         if txn.record(ino)?.file.is_whole() {
-            txn.modify(ino)?;
+            txn.keep_as_only_copy(ino)?;
         }
         look_again(&mut txn, parent)?;
         txn.show(parent, &copy, Some((ino, kind)))?;

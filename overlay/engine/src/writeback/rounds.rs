@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
-use forebay_catalog::{Catalog, Intent, Lane, QueueSlot, Queued, Wait};
+use forebay_catalog::{Catalog, Intent, Lane, QueueHeads, QueueSlot, Queued, Wait};
 use forebay_policy::{FlushPolicy, Priority};
 use forebay_system::descriptors::for_flush;
 use futures::FutureExt;
@@ -73,6 +73,8 @@ struct Rounds {
     /// then, since an entry may be written later than its time.
     cursors: HashMap<LaneOf, u64>,
     cursors_since: Option<Instant>,
+    /// The last look began at the beginning of each lane that seems empty.
+    is_complete: bool,
     running: HashSet<LaneOf>,
     last: u32,
     manual: ManualLook,
@@ -108,6 +110,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
         };
         let something = wait.is_some();
         let until_aged = rounds.manual.until_aged(Instant::now()).filter(|_| inner.policy().needed().age);
+        let until = until_aged.into_iter().chain(rounds.until_complete()).min();
         tokio::select! {
             Some(ended) = running.join_next() => match ended {
                 Ok(Ok(end)) => {
@@ -129,7 +132,7 @@ pub(crate) async fn flush_loop(inner: Arc<Inner>) {
             },
             () = inner.flusher.bell.notified() => {}
             () = inner.catalog.queued(), if !something => {}
-            () = tokio::time::sleep(wait.or(until_aged).unwrap_or(LOOK_EVERY)), if something || until_aged.is_some() => {}
+            () = tokio::time::sleep(wait.or(until).unwrap_or(LOOK_EVERY)), if something || until.is_some() => {}
         }
         tokio::time::sleep(FLUSH_EVERY).await;
     }
@@ -140,6 +143,7 @@ impl Rounds {
         Self {
             cursors: HashMap::new(),
             cursors_since: None,
+            is_complete: true,
             running: HashSet::new(),
             last: 0,
             manual: ManualLook::after_start(),
@@ -162,9 +166,10 @@ impl Rounds {
             self.cursors_since = Some(Instant::now());
         }
         let (again, cursors) = (inner.clone(), self.cursors.clone());
-        let heads =
+        let QueueHeads { slots: heads, is_complete } =
             blocking(move || again.catalog.queue_heads(|user, lane| cursors.get(&(user, lane)).copied().unwrap_or(0)))
                 .await?;
+        self.is_complete = is_complete;
         inner.flusher.stuck.lock().lanes.retain(|lane, _| heads.iter().any(|head| (head.user, head.lane) == *lane));
         let manual_left = self.look_at_manual(inner, &heads).await?;
         let now = inner.catalog.queue_now();
@@ -201,6 +206,12 @@ impl Rounds {
         let users = self.running.iter().map(|(user, _)| *user).collect();
         inner.flusher.activity.note(users, due_since.map_or(0, |at| now.saturating_sub(at)));
         Ok(wait)
+    }
+
+    /// Returns how long it is until all lanes are looked at from their beginning, if one may have an entry before its cursor.
+    fn until_complete(&self) -> Option<Duration> {
+        let since = self.cursors_since.filter(|_| !self.is_complete)?;
+        Some(CURSORS_EVERY.saturating_sub(since.elapsed()))
     }
 
     /// Does what other parts of the engine told the queue. After an error, it is to be done once more.

@@ -22,7 +22,7 @@ impl Inner {
             _ => true,
         };
         if record.file.is_whole() {
-            txn.modify(ino)?;
+            txn.keep_as_only_copy(ino)?;
         }
         if known {
             return Ok(());

@@ -1,8 +1,10 @@
 //! Uploads content to the pool as one consistent snapshot.
 //!
 //! The stream of the data ends with an error if the content file was written meanwhile, so the pool never gets a part
-//! of a write. A file that is written all the time is sent from a reflink, where the file system has them. Before the upload of a file that a program may write or has mapped, its pages are written back: the
-//! kernel notes a store through a mapping in the file's times only if the page was clean.
+//! of a write. A file that is written all the time is sent from a reflink, where the file system has them. Before the
+//! upload, the content is synced: after a power cut, it is not older than the pool's copy. For a file that a program may
+//! write or has mapped, that is part of the snapshot: the kernel notes a store through a mapping in the file's times only
+//! if the page was clean.
 //!
 //! The file becomes clean if stamp (size, mtime, ctime) and generation are those of the snapshot, and no writer and no
 //! mapping is left. Else it stays dirty, based on the version that the pool has now.
@@ -88,9 +90,13 @@ impl Inner {
                 let (attrs, refused) = self.flusher.refused.split(ino, attrs_of(&sent));
                 let (size, mtime) = (sent.size, sent.mtime);
                 let what = PendingChange::Content { size, mtime };
-                if !self.about_to_send(at, ino, what).await? {
+                // At the same time: both syncs commit the same journal.
+                let (announced, kept) =
+                    futures::join!(self.about_to_send(at, ino, what), self.keep_what_is_sent(&content, held));
+                if !announced? {
                     return Ok(None);
                 }
+                let is_kept = kept?;
                 let is_spilled = sent.file.is_spilled();
                 let put = match is_spilled {
                     true => self.pool.put_parts(
@@ -105,9 +111,10 @@ impl Inner {
                     Ok(stat) => {
                         let is_held =
                             self.node(ino)?.state.lock().opens.has_writer() || is_open_elsewhere(&content.file);
-                        if is_held && !(held && settled) {
-                            // It stays dirty, based on what the pool has now: after a power cut, the content must not be
-                            // older than that.
+                        let is_synced = is_kept && settled;
+                        if is_held && !is_synced {
+                            // What was sent may be newer than what was synced. It stays dirty, based on what the pool has
+                            // now.
                             self.sync_content(&content).await?;
                         }
                         self.counters.flushed_files.fetch_add(1, Ordering::Relaxed);
@@ -119,7 +126,7 @@ impl Inner {
                             generation,
                             settled,
                             apart,
-                            synced: is_held || (held && settled),
+                            synced: is_held || is_synced,
                             theirs: None,
                             refused,
                         }));
@@ -147,6 +154,24 @@ impl Inner {
             ))
         }
         .boxed()
+    }
+
+    /// Syncs content before it is sent: the content on the device is never older than the pool's copy. Until the commit of
+    /// the upload is synced, a power cut makes the file dirty again, based on the version that the upload gave it, and the
+    /// next flush sends what is left on the device. `held`: the snapshot has synced it. Returns whether it is durable: a
+    /// bypassed device is not synced, and what can be read from it is better sent than kept.
+    async fn keep_what_is_sent(&self, content: &Arc<Content>, held: bool) -> Result<bool> {
+        if held {
+            return Ok(true);
+        }
+        if !self.store.is_used(ContentId(content.id)) {
+            return Ok(false);
+        }
+        let (catalog, content) = (self.catalog.clone(), content.clone());
+        let _turn = self.contents.syncs.acquire().await;
+        // With the times: the pool gets them, too.
+        blocking(move || catalog.sync_content(&content, false)).await?;
+        Ok(true)
     }
 
     /// Whether a file was emptied, and has another content file since.
@@ -519,65 +544,4 @@ pub(crate) fn written_meanwhile() -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt;
-
-    use forebay_backends::memory::MemoryPool;
-    use forebay_backends::{Attrs, Pool};
-
-    use super::*;
-    use crate::{Lookup, Options, Overlay, TestOptions, content_io};
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_clean_file_whose_content_was_given_up_is_not_sent() {
-        let (pool, fast) = (Arc::new(MemoryPool::new()), tempfile::tempdir_in("/var/tmp").unwrap());
-        let time = Time { secs: 1, nanos: 0 };
-        let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, atime: time, mtime: time, xattrs: Vec::new() };
-        let data = Piece { offset: 0, data: Bytes::from_static(b"content") };
-        let data = Box::pin(stream::iter([Ok(data)]));
-        let path = PoolPath::parse("f").unwrap();
-        pool.put(&path, 7, data, &attrs, &Expected::Absent).await.unwrap();
-        let options = Options {
-            pool,
-            fast: vec![fast.path().to_owned()],
-            limit_bytes: Some(1 << 28),
-            policy: forebay_policy::Policy::default(),
-            memory_bytes: 16 << 20,
-            content_io: content_io::Choice::Plain,
-            read_only: false,
-            node: "here".into(),
-            reattached: false,
-            other_root: Default::default(),
-            for_tests: TestOptions::default(),
-        };
-        let overlay = Overlay::open(options).await.unwrap();
-        let Lookup::Found(entry) = overlay.lookup(Ino::ROOT, b"f").await.unwrap() else { panic!("it is there") };
-        let ino = entry.attr.ino;
-        assert!(overlay.inner.snapshot(ino).await.unwrap().is_none());
-        let sent = overlay.inner.upload(ino, &(Ino::ROOT, b"f"[..].into()), &path, &Expected::Anything).await;
-        assert!(sent.unwrap().is_none());
-        overlay.shutdown().await.unwrap();
-    }
-
-    #[test]
-    fn a_write_that_is_under_way_is_waited_for() {
-        const LEN: usize = 128 << 20;
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(&vec![b'a'; LEN], 0).unwrap();
-        let byte_at = |at: usize| {
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, at as u64).unwrap();
-            byte[0]
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| file.write_at(&vec![b'b'; LEN], 0).unwrap());
-            while byte_at(0) == b'a' {
-                std::thread::yield_now();
-            }
-            let before = Stamp::of(&file).unwrap();
-            await_writes(&file).unwrap();
-            assert_eq!(byte_at(LEN - 1), b'b');
-            assert_eq!(Stamp::of(&file).unwrap(), before, "the write set the times when it began, and we set none");
-        });
-    }
-}
+mod tests;

@@ -1,0 +1,40 @@
+//! Clean content that the pool does not have any more: it becomes dirty, and with that the only copy.
+
+use std::sync::atomic::Ordering;
+
+use forebay_backends::Result;
+use forebay_cache::ContentId;
+
+use super::Txn;
+use crate::Ino;
+
+impl Txn<'_> {
+    /// Marks whole content dirty, because the pool has no copy any more under a name that the mount shows: the flush sends
+    /// it. Nothing changes if it is dirty already.
+    ///
+    /// From now on, the times of the content file are the truth, and after a power cut its bytes are. So it gets the times of
+    /// the record, and is synced before this change, unless it is known to be durable.
+    pub(crate) fn keep_as_only_copy(&mut self, ino: Ino) -> Result<()> {
+        let inner = self.inner;
+        if self.record(ino)?.file.is_dirty() {
+            return Ok(());
+        }
+        self.modify(ino)?;
+        let record = self.record(ino)?;
+        let (atime, mtime) = (record.atime, record.mtime);
+        // If the content file is missing, its next use reports that.
+        let Ok(content) = self.content(ino) else { return Ok(()) };
+        crate::contents::set_mtime(&content.file, atime, mtime)?;
+        let epoch = self.residency(ino)?.epoch;
+        self.put_dirty_content(ino, ContentId(content.id))?;
+        self.on_commit(ino, |state| {
+            state.changed();
+            state.dirty_content.became_only_copy();
+            state.kernel.pages_go_stale();
+        })?;
+        if epoch > inner.epochs.synced.load(Ordering::Acquire) && !inner.catalog.is_closed(epoch)? {
+            inner.catalog.sync_first(content);
+        }
+        Ok(())
+    }
+}
