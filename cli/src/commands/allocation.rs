@@ -38,12 +38,13 @@ pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure>
             Ok(exit)
         }
         AllocationCommand::StageOut(args) => {
-            let verb = |wait_ms| AllocationVerb::StageOut { wait_ms };
+            let verb = |wait_ms| AllocationVerb::StageOut { wait_ms, is_settled: false };
             let (exit, _) = each(&args.named, output, is_written_back, |entry| waited(entry, &args, verb))?;
             Ok(exit)
         }
         AllocationCommand::Teardown(named) => {
-            let verb = |entry: &RegisteredMount| send(entry, &named.id, AllocationVerb::Teardown);
+            let verb =
+                |entry: &RegisteredMount| send(entry, &named.id, AllocationVerb::Teardown { gives_up_results: false });
             let (exit, _) = each(&named, output, is_torn_down, verb)?;
             Ok(exit)
         }
@@ -130,6 +131,7 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
             invocation: invocation.clone(),
             lease_secs: args.lease.map(|lease| lease.as_secs()),
             requeues: args.requeues,
+            has_results: false,
         };
         send(entry, &args.named.id, AllocationVerb::Begin(request))
     });
