@@ -7,6 +7,7 @@ mod exit;
 mod output;
 mod progress;
 mod registration;
+mod restarts;
 mod targets;
 mod values;
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount, Options, content};
 use forebay_tests::process::{Answer, Running, forebay, run, wait_until};
+use forebay_tests::scratch;
 use forebay_tests::servers::Server;
 use forebay_tests::servers::s3::Versitygw;
 use serde_json::Value;
@@ -258,6 +259,37 @@ fn a_declared_result_that_does_not_exist_is_told() {
     fs::write(mount.path("out"), "late").unwrap();
     job(&mount, "stage-out", &["--wait", "60s"]).ok();
     assert_eq!(fs::read_to_string(mount.pool("out")).unwrap(), "late");
+}
+
+/// SEMANTICS 71: "A scratch directory stays until it is discarded, or until the allocation of its name is over."
+#[test]
+fn a_failed_write_back_frees_the_space_of_its_scratch_directory_but_no_file_in_it() {
+    let options = Options { limit: Some("100M".into()), ..Options::policy("[default]\nflush = \"manual\"\n") };
+    let mount = Mount::new(options);
+    let none = mount.path("none").display().to_string();
+    let create = |id: &str| scratch::scratch(&mount, "create", &["--job", id, "--size", "60MB"]);
+    let fail = || {
+        job(&mount, "begin", &["--stage-out", &none]).ok();
+        let dir = create("j").ok().out.trim().to_owned();
+        job(&mount, "start", &[]).ok();
+        assert_ne!(create("other").code, Some(0), "there is no room for two");
+        std::path::PathBuf::from(dir)
+    };
+    let dir = fail();
+    job(&mount, "stage-out", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    assert_eq!(phase(&mount), "failed");
+    assert!(scratch::listed(&mount).is_empty() && !dir.exists(), "it was empty");
+    // One that is not empty may have what is to be committed before the write-back is repeated.
+    let dir = fail();
+    fs::write(dir.join("f"), "x").unwrap();
+    let answer = job(&mount, "stage-out", &["--wait", "60s"]).refused(INCOMPLETE, &[]);
+    assert!(value(&answer)["reason"].as_str().unwrap().contains("is not committed, and stays"), "{answer}");
+    wait_until("its reservation has ended", || create("other").code == Some(0));
+    assert_eq!(fs::read_to_string(dir.join("f")).unwrap(), "x");
+    scratch::commit(&mount, &dir.join("f"), "none").ok();
+    job(&mount, "stage-out", &["--wait", "60s"]).ok();
+    assert_eq!(fs::read_to_string(mount.pool("none")).unwrap(), "x");
+    assert!(!dir.exists());
 }
 
 #[test]

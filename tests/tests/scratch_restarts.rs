@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_system::mounts;
 use forebay_tests::mount::{COMMAND, Mount, Options, Place, content};
-use forebay_tests::process::{need, run, wait_until};
+use forebay_tests::process::{forebay, need, run, wait_until};
 use forebay_tests::scratch::{commit, create, job, listed, scratch};
 use forebay_tests::users::U1;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
@@ -135,6 +135,50 @@ fn the_directory_of_a_finished_allocation_is_removed_by_the_next_daemon() {
     mount.wait_for_other_worker(old);
     std::thread::sleep(Duration::from_secs(1));
     assert!(dir.exists());
+}
+
+/// A client that waits for a worker is served by the next one.
+#[test]
+fn a_verb_is_carried_out_by_the_next_worker_if_its_worker_dies() {
+    let mount = Mount::new(Options::policy(MANUAL));
+    for words in [["create", "--job", "j", "--size", "1MB"].as_slice(), &["list"]] {
+        let old = mount.worker();
+        let stopped = rustix::process::Pid::from_raw(old.pid as i32).unwrap();
+        rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+        let mut command = Command::new(forebay());
+        command.arg("scratch").args(words).arg("--mount").arg(mount.place.mnt());
+        let client = std::thread::spawn(move || run(&mut command, COMMAND));
+        // Its request waits in the socket.
+        std::thread::sleep(Duration::from_millis(500));
+        mount.kill_worker();
+        client.join().unwrap().ok();
+        mount.wait_for_other_worker(old);
+    }
+    assert_eq!(listed(&mount).len(), 1);
+}
+
+/// SEMANTICS 69: "A commit that is interrupted is finished or undone when the daemon starts again: the files are in the
+/// mount or in the scratch directory, each once."
+#[test]
+fn a_commit_whose_worker_dies_is_finished_or_repeated_and_succeeds() {
+    const FILES: usize = 3_000;
+    let mount = Mount::new(Options::policy(MANUAL));
+    for round in 0..5_u64 {
+        let dir = create(&mount, &["--job", &format!("j{round}")]);
+        fs::create_dir(dir.join("out")).unwrap();
+        (0..FILES).for_each(|at| fs::write(dir.join(format!("out/{at}")), "x").unwrap());
+        let old = mount.worker();
+        let out = mount.path(format!("out{round}"));
+        let mut command = Command::new(forebay());
+        command.args(["scratch", "commit", "--merge"]).arg(dir.join("out")).arg(&out);
+        let client = std::thread::spawn(move || run(&mut command, COMMAND));
+        std::thread::sleep(Duration::from_millis(10 + 30 * round));
+        mount.kill_worker();
+        client.join().unwrap().ok();
+        mount.wait_for_other_worker(old);
+        assert!(!dir.join("out").exists());
+        assert_eq!(fs::read_dir(&out).unwrap().count(), FILES);
+    }
 }
 
 /// SEMANTICS 67: "What a commit refuses stays in the scratch directory, unchanged."

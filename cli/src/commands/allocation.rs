@@ -7,21 +7,19 @@ use forebay_api::allocations::{Allocation, AllocationPhase, AllocationRequest, A
 use forebay_api::jobs::Members;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
-use forebay_daemon::{Failure, FailureKind, client, process_discovery};
+use forebay_daemon::{Failure, client, process_discovery};
 use serde::Serialize;
 
 use crate::args::{AllocationCommand, BeginArgs, JobNameArgs, PathArgs, StartArgs, WaitArgs};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::registration;
+use crate::restarts;
 use crate::targets::{self, MountTarget};
 use crate::values::{bytes, files, moment, shown};
 
 /// How long one request waits.
 const WAIT: Duration = Duration::from_secs(1);
-/// How long a daemon that is started again is waited for.
-const RESTART: Duration = Duration::from_secs(15);
-const PAUSE: Duration = Duration::from_millis(100);
 
 pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure> {
     match command {
@@ -40,12 +38,13 @@ pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure>
             Ok(exit)
         }
         AllocationCommand::StageOut(args) => {
-            let verb = |wait_ms| AllocationVerb::StageOut { wait_ms };
+            let verb = |wait_ms| AllocationVerb::StageOut { wait_ms, is_settled: false };
             let (exit, _) = each(&args.named, output, is_written_back, |entry| waited(entry, &args, verb))?;
             Ok(exit)
         }
         AllocationCommand::Teardown(named) => {
-            let verb = |entry: &RegisteredMount| send(entry, &named.id, AllocationVerb::Teardown);
+            let verb =
+                |entry: &RegisteredMount| send(entry, &named.id, AllocationVerb::Teardown { gives_up_results: false });
             let (exit, _) = each(&named, output, is_torn_down, verb)?;
             Ok(exit)
         }
@@ -82,17 +81,7 @@ fn is_torn_down(allocation: &Allocation) -> Exit {
 /// Carries out a verb at one mount. Returns `None` if the allocation is not known there. If the daemon dies meanwhile and
 /// is started again, asks again: a verb may be repeated.
 pub fn send(entry: &RegisteredMount, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
-    let until = Instant::now() + RESTART;
-    loop {
-        match attempt(entry, id, verb.clone()) {
-            Err(failure)
-                if failure.kind == FailureKind::NoDaemon && entry.supervisor_alive() && Instant::now() < until =>
-            {
-                std::thread::sleep(PAUSE);
-            }
-            answer => return answer,
-        }
-    }
+    restarts::repeated(entry, || attempt(entry, id, verb.clone()))
 }
 
 fn attempt(entry: &RegisteredMount, id: &str, verb: AllocationVerb) -> Result<Option<Allocation>, Failure> {
@@ -143,6 +132,7 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
             invocation: invocation.clone(),
             lease_secs: args.lease.map(|lease| lease.as_secs()),
             requeues: args.requeues,
+            has_results: false,
         };
         send(entry, &args.named.id, AllocationVerb::Begin(request))
     });

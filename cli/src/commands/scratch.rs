@@ -18,6 +18,7 @@ use crate::args::{ScratchCommand, ScratchCreateArgs};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::registration;
+use crate::restarts;
 use crate::targets;
 use crate::values::{bytes, files, moment, shown};
 
@@ -91,21 +92,23 @@ fn group(uid: u32, own: u32) -> Option<u32> {
 fn commit(path: &Path, dest: &Path, existing: Existing, output: &Output) -> Result<Exit, Failure> {
     let dest = paths::absolute(dest).map_err(|e| Failure::io("cannot tell the working directory", &e))?;
     let report = commit_tree(path, &dest, existing)?;
-    match output.json {
-        true => output.json(&report),
-        false => output.line(format!(
-            "{}: {} and {} directories, {}; written back by policy",
-            shown(&dest.display().to_string()),
+    let place = shown(&dest.display().to_string());
+    match report {
+        _ if output.json => output.json(&report),
+        Some(report) => output.line(format!(
+            "{place}: {} and {} directories, {}; written back by policy",
             files(report.files),
             report.directories,
             bytes(report.bytes)
         )),
+        None => output.line(format!("{place}: committed; the daemon was started again before it told the numbers")),
     }
     Ok(Exit::Done)
 }
 
-/// Takes a tree of a scratch directory into the mount, with the rights of the directory's user.
-pub fn commit_tree(path: &Path, dest: &Path, existing: Existing) -> Result<CommitReport, Failure> {
+/// Takes a tree of a scratch directory into the mount, with the rights of the directory's user. Returns `None` if the
+/// worker died when it had committed the tree, and before it answered.
+pub fn commit_tree(path: &Path, dest: &Path, existing: Existing) -> Result<Option<CommitReport>, Failure> {
     let (Some(above), Some(name)) = (dest.parent(), dest.file_name()) else {
         return Err(Failure::usage("the destination is the root of a file system").remedy("give a name in the mount"));
     };
@@ -136,12 +139,36 @@ pub fn commit_tree(path: &Path, dest: &Path, existing: Existing) -> Result<Commi
             ScratchVerb::Merge(MergeRequest { commit: request, groups })
         }
     };
-    let report = client::call(&entry, &Request::Scratch(verb))?.find_map(|reply| match reply {
-        Ok(Reply::Committed(report)) => Some(Ok(report)),
-        Ok(_) => None,
-        Err(failure) => Some(Err(failure)),
-    });
-    Ok(report.transpose()?.unwrap_or_default())
+    let request = Request::Scratch(verb);
+    let call = || {
+        let report = client::call(&entry, &request)?.find_map(|reply| match reply {
+            Ok(Reply::Committed(report)) => Some(Ok(report)),
+            Ok(_) => None,
+            Err(failure) => Some(Err(failure)),
+        });
+        Ok(report.transpose()?.unwrap_or_default())
+    };
+    let has_content = || has_content(path, &below).map_err(|e| Failure::given(path.display(), &e));
+    if !has_content()? {
+        // Of nothing, it could not be told later whether it was taken.
+        return call().map(Some);
+    }
+    restarts::taken_once(&entry, call, || {
+        // A worker answers this when it has finished or undone the commits of the one before.
+        dirs(&entry, ScratchVerb::List)?;
+        has_content()
+    })
+}
+
+/// Returns whether there is something to commit at a path. A scratch directory stays when all of it was committed.
+fn has_content(path: &Path, below: &Path) -> io::Result<bool> {
+    if below.as_os_str().is_empty() {
+        return Ok(std::fs::read_dir(path)?.next().transpose()?.is_some());
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map(|_| true),
+    }
 }
 
 /// Returns the inode number of a directory of the mount, if this user reaches it, and may make or replace this name in it.
@@ -232,14 +259,18 @@ fn at_mount<'a>(entry: &'a RegisteredMount, dir: &'a ScratchDir) -> ScratchAtMou
     ScratchAtMount { mountpoint: entry.mountpoint(), dir }
 }
 
+/// Carries out a verb that may be repeated.
 fn dirs(entry: &RegisteredMount, verb: ScratchVerb) -> Result<Vec<ScratchDir>, Failure> {
-    let mut all = Vec::new();
-    for reply in client::call(entry, &Request::Scratch(verb))? {
-        if let Reply::Scratch(dirs) = reply? {
-            all.extend(dirs);
+    let request = Request::Scratch(verb);
+    restarts::repeated(entry, || {
+        let mut all = Vec::new();
+        for reply in client::call(entry, &request)? {
+            if let Reply::Scratch(dirs) = reply? {
+                all.extend(dirs);
+            }
         }
-    }
-    Ok(all)
+        Ok(all)
+    })
 }
 
 /// Returns the scratch directory of these mounts that a path lies in, and the rest of the path. A mount that does not answer

@@ -1,13 +1,14 @@
 //! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
 
 mod burst_buffer;
+mod copies;
 mod persistent;
 mod staging;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
 use forebay_slurm::directives::PERSISTENT_VARIABLES;
 use forebay_slurm::site::{self, Finding, Site};
-use forebay_slurm::{MountShare, SlurmJob};
+use forebay_slurm::{JobRemains, MountShare, SlurmJob};
 use forebay_system::mounts;
 
 use self::staging::{ResultsFate, StagedJob, TaskView};
@@ -87,7 +88,10 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
             counted.mounts.fetch_add(1, Ordering::Release);
         }
-        Ok(if begun.notes.is_empty() { views(job, &share, entry) } else { short(begun.notes) })
+        let is_whole = begun.notes.is_empty() && begun.not_begun.is_none();
+        let mut notes = if is_whole { views(job, &share, entry) } else { short(begun.notes) };
+        notes.extend(begun.not_begun.map(HookNote::NotBegun));
+        Ok(notes)
     });
     let is_whole = staged_bytes.mounts.load(Ordering::Acquire) == mounts;
     let bytes = is_whole.then(|| staged_bytes.bytes.load(Ordering::Relaxed));
@@ -95,12 +99,16 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         output.note(format!("forebay: {}: tasks do not get FOREBAY_STAGED: {}", job.allocation(), failure.what));
     }
     if let Some(mut staged) = staged {
-        let mut reasons = match &outcome {
+        let staging = &staged.record.request.staging;
+        let is_reason = |note: &&HookNote| match note {
             // What the profile names is staged as far as possible.
-            Ok(_) if staged.record.request.staging.stage_in.is_empty() => Vec::new(),
-            Ok(notes) => {
-                notes.iter().filter(|note| !matches!(note, HookNote::NoView(_))).map(HookNote::to_string).collect()
-            }
+            HookNote::Short(_) => !staging.stage_in.is_empty(),
+            // Nothing would remove its scratch directory, or write back what it declares.
+            HookNote::NotBegun(_) => staging.needs_allocation(),
+            HookNote::NoView(_) => false,
+        };
+        let mut reasons: Vec<String> = match &outcome {
+            Ok(notes) => notes.iter().filter(is_reason).map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],
         };
         reasons.extend(strange_paths(&staged, (begun + args.within).saturating_duration_since(Instant::now())));
@@ -123,12 +131,14 @@ enum HookNote {
     Short(String),
     /// A path is read through the mount instead of a view: the job runs all the same.
     NoView(String),
+    /// The mount has refused the allocation of the job.
+    NotBegun(String),
 }
 
 impl fmt::Display for HookNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short(what) => f.write_str(what),
+            Self::Short(what) | Self::NotBegun(what) => f.write_str(what),
             Self::NoView(why) => write!(f, "no view: {why}"),
         }
     }
@@ -201,8 +211,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         Err(failure) => {
             let id = job.allocation();
             output.note(format!(
-                "forebay: {id}: what it asked for is not known: {}; its scratch directory stays until `forebay job \
-                 stage-out {id}`",
+                "forebay: {id}: what it asked for is not known: {}; its scratch directory stays (`forebay scratch list`)",
                 failure.what
             ));
             (None, false)
@@ -211,38 +220,45 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     // The controller tells soon, or not at all.
     let fate = staged.as_ref().map_or(ResultsFate::Kept, |staged| staged.fate(begun + args.within / 2));
     let asked = staged.clone();
+    let is_settled = Arc::new(AtomicBool::new(false));
+    let settled = is_settled.clone();
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
         let send = |verb| send(entry, &job.allocation(), verb);
+        let mut here = asked.clone().filter(|staged| staged.has_scratch_at(entry));
         if fate == ResultsFate::GivenUp {
-            return forebay_slurm::give_up(send).map(short);
+            let notes = forebay_slurm::give_up(send)?;
+            settled.fetch_or(here.is_some(), Ordering::Release);
+            return Ok(short(notes));
         }
-        let has_scratch = |staged: &&StagedJob| staged.record.scratch_mount.as_deref() == Some(entry.mountpoint());
-        let here = asked.as_ref().filter(has_scratch);
         // Before the commit, which may take longer than this hook: then the leases and the observation of the job have
         // ended, and its scratch directory stays.
-        let mut notes = match (is_known, here) {
+        let mut notes = match (is_known, &here) {
             (true, None) => Vec::new(),
             _ => forebay_slurm::end(send)?,
         };
         let refused = match fate {
-            ResultsFate::Kept => here.map_or_else(Vec::new, StagedJob::commit),
-            ResultsFate::Unknown => here.map_or_else(Vec::new, |_| vec![NO_OUTCOME.to_owned()]),
+            ResultsFate::Kept => here.as_mut().map_or_else(Vec::new, |staged| staged.commit(entry)),
+            ResultsFate::Unknown => here.iter().map(|_| NO_OUTCOME.to_owned()).collect(),
             ResultsFate::Refused | ResultsFate::GivenUp => Vec::new(),
         };
-        // The end of the write-back would discard the scratch directory, with the results that were not committed.
+        let remains = JobRemains { has_begun: asked.is_some(), is_settled: asked.is_some() && refused.is_empty() };
+        // The allocation waits for results that were not committed.
         let keeps_scratch =
-            !is_known || (!refused.is_empty() && here.is_some_and(|staged| !staged.has_empty_scratch()));
+            !is_known || (!refused.is_empty() && here.as_ref().is_some_and(|staged| !staged.has_empty_scratch()));
         notes.extend(refused);
         if !keeps_scratch {
-            notes.extend(forebay_slurm::epilog(job, until, send)?);
+            notes.extend(forebay_slurm::epilog(job, remains, until, send)?);
+            settled.fetch_or(here.is_some(), Ordering::Release);
         }
         Ok(short(notes))
     });
     if let Err(failure) = staging::forget_staged(&args.records.records, &job.id) {
         output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
     }
+    let mut remedy = None;
     if let Some(staged) = staged {
-        let mut reasons = match &outcome {
+        let keeps_results = staged.has_results() && !is_settled.load(Ordering::Acquire);
+        let mut reasons: Vec<String> = match &outcome {
             Ok(notes) => notes.iter().map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],
         };
@@ -254,11 +270,27 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         if fate == ResultsFate::Refused {
             output.note(format!("forebay: {}: it failed: its results are given up (when=success)", job.allocation()));
         }
-        if let Err(failure) = staged.written_back(fate, reasons) {
+        // Without its record, an epilog that is repeated does not know what to commit.
+        let kept = match keeps_results && staged.record.is_staged {
+            true => staged.retain(outcome.is_ok()),
+            false => staged.forget(),
+        };
+        if let Err(failure) = kept {
+            output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
+        }
+        if let Err(failure) = staged.written_back(fate, reasons, keeps_results && outcome.is_ok()) {
             output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
         }
+        remedy = keeps_results.then(|| staged.remedy());
     }
-    outcome.map(|_| Exit::Done)
+    staging::forget_settled(&args.records.records);
+    if let (Some(remedy), Ok(_)) = (&remedy, &outcome) {
+        output.note(format!("forebay: {}: {remedy}", job.allocation()));
+    }
+    outcome.map(|_| Exit::Done).map_err(|mut failure| {
+        failure.remedy = failure.remedy.into_iter().chain(remedy).reduce(|all, next| format!("{all}\n       {next}"));
+        failure
+    })
 }
 
 /// Removes the persistent directories that a job wants removed, for this time at most. Returns why some stay.

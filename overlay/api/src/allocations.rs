@@ -84,6 +84,9 @@ pub struct Allocation {
     pub staged: TransferCounts,
     /// What was written back for it.
     pub flushed: TransferCounts,
+    /// It is over, and its scratch directory stays with what may be results that were not committed.
+    #[serde(default)]
+    pub keeps_results: bool,
 }
 
 impl Allocation {
@@ -117,6 +120,10 @@ pub struct AllocationRequest {
     /// attempt, in whatever phase the known one is.
     #[serde(default)]
     pub requeues: u64,
+    /// The job leaves results in its scratch directory that are to be committed. Until a verb says that they are settled,
+    /// only the next attempt of a requeued job removes a directory with something in it.
+    #[serde(default)]
+    pub has_results: bool,
 }
 
 /// What is to be done with an allocation. Each verb may be repeated, and may arrive in any order that the retries of a
@@ -143,9 +150,17 @@ pub enum AllocationVerb {
     /// Begins to write back. Returns when that has ended, or after this many milliseconds.
     StageOut {
         wait_ms: u64,
+        /// The results in the scratch directory are committed or given up: the directory is removed with what is left in
+        /// it when the write-back has ended, also if that failed.
+        #[serde(default)]
+        is_settled: bool,
     },
     /// Ends everything that the allocation holds. What is not in the pool yet stays dirty and is flushed by policy.
-    Teardown,
+    Teardown {
+        /// The results in the scratch directory are given up.
+        #[serde(default)]
+        gives_up_results: bool,
+    },
     Show,
 }
 
@@ -159,7 +174,10 @@ mod tests {
         let request = AllocationRequest { stage_in: vec!["a".into()], ..AllocationRequest::default() };
         assert_eq!(verb, AllocationVerb::Begin(request));
         let verb: AllocationVerb = serde_json::from_str(r#"{"verb":"stage_out","wait_ms":5}"#).unwrap();
-        assert_eq!(verb, AllocationVerb::StageOut { wait_ms: 5 });
+        assert_eq!(verb, AllocationVerb::StageOut { wait_ms: 5, is_settled: false });
+        // As clients sent it before it had a field.
+        let verb: AllocationVerb = serde_json::from_str(r#"{"verb":"teardown"}"#).unwrap();
+        assert_eq!(verb, AllocationVerb::Teardown { gives_up_results: false });
     }
 
     #[test]

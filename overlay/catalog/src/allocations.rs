@@ -14,6 +14,19 @@ pub use state::{AllocationState, AllocationWork, Transition, WrongPhase};
 /// The most allocations that are kept beside those that are not over, newest first.
 const ALLOCATIONS_MAX: usize = 1000;
 
+/// What is known of the results in the scratch directory of an allocation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScratchResults {
+    /// Nothing was said about them: they are committed before the write-back begins, or never.
+    #[default]
+    Undeclared,
+    /// Some are to be committed.
+    Uncommitted,
+    /// All are committed or given up.
+    Settled,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocationRecord {
     pub id: String,
@@ -44,6 +57,8 @@ pub struct AllocationRecord {
     #[serde(default)]
     pub is_writing_back: bool,
     #[serde(default)]
+    pub results: ScratchResults,
+    #[serde(default)]
     pub staged: TransferCounts,
     #[serde(default)]
     pub flushed: TransferCounts,
@@ -70,6 +85,25 @@ impl AllocationRecord {
         self.state == AllocationState::StagingOut && self.is_writing_back
     }
 
+    /// Returns whether the allocation is over, so that nothing but results keeps its scratch directory.
+    pub fn needs_no_scratch(&self) -> bool {
+        match &self.state {
+            AllocationState::Done | AllocationState::Cancelled => true,
+            AllocationState::Failed { during, .. } => *during == AllocationWork::StageOut,
+            _ => false,
+        }
+    }
+
+    /// Returns whether the scratch directory of an allocation that is over may be removed with what is in it. After a
+    /// failed write-back, a result may still be committed from it, and the write-back be repeated.
+    pub fn gives_up_scratch(&self) -> bool {
+        match self.results {
+            ScratchResults::Undeclared => !matches!(self.state, AllocationState::Failed { .. }),
+            ScratchResults::Uncommitted => false,
+            ScratchResults::Settled => true,
+        }
+    }
+
     /// Returns the allocation as operators see it.
     pub fn shown(&self) -> Allocation {
         let failure = match &self.state {
@@ -92,6 +126,7 @@ impl AllocationRecord {
             stage_out: self.stage_out.clone(),
             staged: self.staged,
             flushed: self.flushed,
+            keeps_results: self.needs_no_scratch() && self.results == ScratchResults::Uncommitted,
         }
     }
 }
@@ -159,6 +194,7 @@ mod tests {
             lease_secs: None,
             is_staging: false,
             is_writing_back: false,
+            results: ScratchResults::Undeclared,
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
         }
@@ -183,6 +219,26 @@ mod tests {
         catalog.write(batch).unwrap();
         assert_eq!(catalog.allocation("slurm-8").unwrap(), None);
         catalog.put_allocation(&stored).unwrap();
+    }
+
+    #[test]
+    fn results_that_are_not_settled_keep_their_scratch_directory() {
+        let failed = |during| AllocationState::Failed { during, reason: "why".into() };
+        let ends = [AllocationState::Done, AllocationState::Cancelled, failed(AllocationWork::StageOut)];
+        let given_up = |results| {
+            let records = ends.clone().map(|state| AllocationRecord { results, ..record("j", state, 1) });
+            records.map(|record| record.needs_no_scratch() && record.gives_up_scratch())
+        };
+        assert_eq!(given_up(ScratchResults::Undeclared), [true, true, false]);
+        assert_eq!(given_up(ScratchResults::Uncommitted), [false; 3]);
+        assert_eq!(given_up(ScratchResults::Settled), [true; 3]);
+        for state in [failed(AllocationWork::Run), failed(AllocationWork::StageIn), AllocationState::StagingOut] {
+            assert!(!record("j", state, 1).needs_no_scratch());
+        }
+        // As an earlier program stored it.
+        let mut old = serde_json::to_value(record("j", AllocationState::Done, 1)).unwrap();
+        old.as_object_mut().unwrap().remove("results").unwrap();
+        assert_eq!(serde_json::from_value::<AllocationRecord>(old).unwrap(), record("j", AllocationState::Done, 1));
     }
 
     #[test]

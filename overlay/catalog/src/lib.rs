@@ -39,7 +39,7 @@ use rocksdb::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use allocations::{AllocationRecord, AllocationState, AllocationWork, Transition, WrongPhase};
+pub use allocations::{AllocationRecord, AllocationState, AllocationWork, ScratchResults, Transition, WrongPhase};
 pub use batch::Batch;
 use boot::{boot_id, may_be_torn};
 pub use content::ContentRecord;

@@ -355,7 +355,7 @@ fn on_behalf_of(client: &UCred, mut verb: AllocationVerb) -> Result<(AllocationV
         }
         AllocationVerb::StageIn { wait_ms }
         | AllocationVerb::Ready { wait_ms }
-        | AllocationVerb::StageOut { wait_ms } => *wait_ms = (*wait_ms).min(limits::ALLOCATION_WAIT_MS),
+        | AllocationVerb::StageOut { wait_ms, .. } => *wait_ms = (*wait_ms).min(limits::ALLOCATION_WAIT_MS),
         _ => {}
     }
     Ok((verb, uid))

@@ -4,6 +4,7 @@
 //! what it occupies. Both are counted again and again while they exist (`count_scratch`).
 
 mod commit;
+mod discard;
 mod merge;
 
 use std::collections::BTreeMap;
@@ -168,52 +169,6 @@ impl Overlay {
         let ids: Vec<String> = self.inner.scratch.known.lock().keys().cloned().collect();
         let shown = ids.iter().map(|id| self.inner.shown_scratch(id, None));
         Ok(shown.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
-    }
-
-    /// Removes a scratch directory with everything in it. An unknown one is no error. Blocks.
-    ///
-    /// # Errors
-    /// `Busy` while it is being committed.
-    pub fn discard_scratch(&self, id: &str) -> Result<()> {
-        let inner = &self.inner;
-        if !inner.scratch.known.lock().contains_key(id) {
-            return Ok(());
-        }
-        let taken = inner.take_scratch(id, ScratchUse::Change)?;
-        // Immutable files cannot be removed.
-        let is_there = inner.is_scratch_there(id, &taken.record);
-        if is_there {
-            inner.unseal(id, &taken.record)?;
-        }
-        let number = inner.catalog.new_content()?.0;
-        let mut all = inner.scratch.known.lock();
-        let Some(known) = all.remove(id) else { return Ok(()) };
-        let device = known.record.device;
-        // Until the files are removed, the device has them. What was reserved beyond them is free at once. A tree that was
-        // not counted yet is counted by the loop that removes it.
-        let kept_bytes = if is_there { known.used_bytes.min(known.charged_bytes) } else { 0 };
-        if kept_bytes > 0 {
-            inner.scratch.discarded.lock().insert((device, number), kept_bytes);
-        }
-        // Before the directory goes: one that is not there at the next start is missing, and not discarded.
-        let removed = inner.save_scratch(&all).and_then(|()| match is_there {
-            true => inner.store.discard_scratch(device, id, number),
-            false => Ok(()),
-        });
-        if removed.is_err() {
-            inner.scratch.discarded.lock().remove(&(device, number));
-        }
-        if let Err(error) = removed {
-            all.insert(id.to_owned(), known);
-            inner.save_scratch(&all)?;
-            return Err(error);
-        }
-        inner.charge_owner_of_scratch(id, None);
-        drop(all);
-        inner.store.account_on(device, known.charged_bytes, kept_bytes);
-        // The loop removes the files.
-        inner.scratch.bell.notify_one();
-        Ok(())
     }
 
     /// Takes a tree from a scratch directory into the overlay, in one step as seen through the mount.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use forebay_api::allocations::{Allocation, AllocationRequest, AllocationVerb, TransferCounts};
 use forebay_api::jobs::{JobRequest, Members, check_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
-use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition, WrongPhase};
+use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, ScratchResults, Transition, WrongPhase};
 use forebay_engine::{blocking, parse_path};
 use forebay_system::clock::unix_now;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
@@ -90,7 +90,7 @@ impl Jobs {
         let wait_ms = match &verb {
             AllocationVerb::StageIn { wait_ms }
             | AllocationVerb::Ready { wait_ms }
-            | AllocationVerb::StageOut { wait_ms } => *wait_ms,
+            | AllocationVerb::StageOut { wait_ms, .. } => *wait_ms,
             _ => 0,
         };
         let (inner, named) = (self.inner.clone(), id.clone());
@@ -161,21 +161,44 @@ impl JobsInner {
             }
             AllocationVerb::Start { members } => self.start_allocation(id, members)?,
             AllocationVerb::End => {
-                self.change_allocation(id, |record| Ok(record.state.end()))?;
+                let known = self.change_allocation(id, |record| Ok(record.state.end()))?;
                 self.end_holding(id, JobEnd::Told)?;
+                // A commit needs no space beside what the results occupy.
+                if known.is_some_and(|known| !known.state.may_run() && known.results == ScratchResults::Uncommitted)
+                    && let Err(error) = self.engine.unreserve_scratch(id)
+                {
+                    tracing::warn!(%error, "allocation {id}: its scratch directory keeps its reservation");
+                }
             }
-            AllocationVerb::StageOut { .. } => {
-                self.change_allocation(id, |record| {
-                    let over = record.state.stage_out();
+            AllocationVerb::StageOut { is_settled, .. } => {
+                let known = self.change_allocation(id, |record| {
+                    let was = record.results;
+                    if is_settled {
+                        record.results = ScratchResults::Settled;
+                    }
+                    let over = match was {
+                        ScratchResults::Uncommitted if is_settled => record.state.stage_out_again(),
+                        _ => record.state.stage_out(),
+                    };
                     let state = if let Transition::To(state) = &over { state } else { &record.state };
                     record.is_writing_back = *state == AllocationState::StagingOut;
                     Ok(over)
                 })?;
                 self.end_holding(id, JobEnd::Told)?;
                 self.begin_work(id, AllocationWork::StageOut)?;
+                // It may be over, and have kept its scratch directory.
+                let keeps = |known: &AllocationRecord| is_settled || known.results == ScratchResults::Uncommitted;
+                if let Some(known) = known.filter(|known| known.needs_no_scratch() && keeps(known)) {
+                    self.discard_scratch_of(&known);
+                }
             }
-            AllocationVerb::Teardown => {
-                let known = self.change_allocation(id, |record| Ok(record.state.cancel()))?;
+            AllocationVerb::Teardown { gives_up_results } => {
+                let known = self.change_allocation(id, |record| {
+                    if gives_up_results || record.results == ScratchResults::Undeclared {
+                        record.results = ScratchResults::Settled;
+                    }
+                    Ok(record.state.cancel())
+                })?;
                 if known.as_ref().is_some_and(|record| record.state == AllocationState::Cancelled) {
                     self.stop_work(id);
                 }
@@ -205,6 +228,17 @@ impl JobsInner {
             return Err(Error::new(ErrorKind::Busy, Side::Application, what));
         }
         request.stage_in.iter().chain(&request.stage_out).try_for_each(|typed| parse_path(typed).map(drop))?;
+        if !is_requeued
+            && known.as_ref().is_some_and(|known| known.results == ScratchResults::Uncommitted)
+            && let Some(kept) = self.engine.discard_empty_scratch(id)?
+        {
+            let what = format!(
+                "an earlier job of this name left what may be results in its scratch directory ({}): `forebay scratch \
+                 commit` moves them, `forebay scratch discard` gives them up",
+                kept.path
+            );
+            return Err(Error::new(ErrorKind::Busy, Side::Application, what));
+        }
         if known.is_some() {
             // Perhaps no end of the earlier attempt was seen here.
             self.stop_work(id);
@@ -228,6 +262,7 @@ impl JobsInner {
             lease_secs: request.lease_secs,
             is_staging: false,
             is_writing_back: false,
+            results: if request.has_results { ScratchResults::Uncommitted } else { ScratchResults::Undeclared },
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
         };
@@ -318,8 +353,8 @@ impl JobsInner {
                 record = self.change_allocation(&record.id, failed)?.unwrap_or(record);
             }
             self.allocations.note(&record);
-            // The earlier daemon may have died before it removed it. That of a failed allocation may hold results.
-            if matches!(record.state, AllocationState::Done | AllocationState::Cancelled)
+            // The earlier daemon may have died before it removed it.
+            if record.needs_no_scratch()
                 && scratch.get(&record.id).is_some_and(|created_unix| *created_unix < record.since_unix)
             {
                 self.discard_scratch_later(record.clone(), record.since_unix);

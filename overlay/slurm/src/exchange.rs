@@ -287,6 +287,8 @@ impl Exchange {
     pub fn remove(&self, job: &str) -> Result<(), Failure> {
         check_job(job)?;
         let dir = self.job_dir(job);
+        // First, so that a node that still finds it has seen all reports.
+        gone(std::fs::remove_file(dir.join(REQUEST))).map_err(|e| Failure::io(dir.display(), &e))?;
         // A node may write its report meanwhile.
         let mut removed = gone(std::fs::remove_dir_all(&dir));
         if removed.is_err() {

@@ -21,4 +21,4 @@ mod phases;
 pub mod site;
 
 pub use environment::{JobNode, SlurmJob, job_name};
-pub use phases::{MountShare, Prologue, end, epilog, give_up, prolog};
+pub use phases::{JobRemains, MountShare, Prologue, end, epilog, give_up, prolog};

@@ -26,6 +26,8 @@ pub struct MountShare {
     pub views: Vec<TypedPath>,
     pub profile: ProfileUse,
     pub lease_secs: Option<u64>,
+    /// The job leaves results in its scratch directory at this mount.
+    pub has_results: bool,
 }
 
 /// What a prolog has done at a mount.
@@ -33,8 +35,19 @@ pub struct MountShare {
 pub struct Prologue {
     /// What was not done as requested.
     pub notes: Vec<String>,
+    /// Why the job has no allocation: nothing of it is staged or written back.
+    pub not_begun: Option<String>,
     /// Bytes that were staged for the job. `None`: the staging has not ended.
     pub staged_bytes: Option<u64>,
+}
+
+/// What an epilog knows of a job at a mount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JobRemains {
+    /// A prolog has begun its allocation.
+    pub has_begun: bool,
+    /// The results in its scratch directory are committed or given up.
+    pub is_settled: bool,
 }
 
 /// Stages what the job will read, until it is resident or the time is up, and starts the job.
@@ -45,8 +58,8 @@ pub fn prolog<S>(job: &SlurmJob, share: &MountShare, until: Instant, send: S) ->
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
-    let mut notes = Vec::new();
-    note(send(AllocationVerb::Begin(request(job, share))), &mut notes)?;
+    let (mut notes, mut refusals) = (Vec::new(), Vec::new());
+    note(send(AllocationVerb::Begin(request(job, share))), &mut refusals)?;
     note(send(AllocationVerb::StageIn { wait_ms: 0 }), &mut notes)?;
     let known = wait(until, &send, &mut notes)?;
     let staged_bytes = known.as_ref().filter(|known| !known.is_staging).map(|known| known.staged.bytes);
@@ -59,7 +72,7 @@ where
     }
     let members = Members::SlurmSteps { job: job.id.clone() };
     note(send(AllocationVerb::Start { members }), &mut notes)?;
-    Ok(Prologue { notes, staged_bytes })
+    Ok(Prologue { notes, not_begun: refusals.pop(), staged_bytes })
 }
 
 /// Ends the job, and writes back what it wrote, until that is in the pool or the time is up. Returns what was not done
@@ -67,7 +80,7 @@ where
 ///
 /// # Errors
 /// The node is broken.
-pub fn epilog<S>(job: &SlurmJob, until: Instant, send: S) -> Result<Vec<String>, Failure>
+pub fn epilog<S>(job: &SlurmJob, remains: JobRemains, until: Instant, send: S) -> Result<Vec<String>, Failure>
 where
     S: Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>,
 {
@@ -80,12 +93,16 @@ where
         note(send(AllocationVerb::Begin(request(job, &MountShare::default()))), &mut notes)?;
     }
     // Ends the job as well: in one request, so that a slow end does not keep the write-back from beginning.
-    note(send(AllocationVerb::StageOut { wait_ms: 0 }), &mut notes)?;
+    note(send(AllocationVerb::StageOut { wait_ms: 0, is_settled: remains.is_settled }), &mut notes)?;
     match wait(until, &send, &mut notes)? {
         Some(Allocation { phase: AllocationPhase::StagingOut, .. }) => {
             notes.push("the time for the write-back is up: it goes on".into());
         }
-        Some(Allocation { phase: AllocationPhase::Failed, reason, .. }) => notes.extend(reason),
+        Some(Allocation { phase: AllocationPhase::Failed, reason, .. })
+        | Some(Allocation { keeps_results: true, reason, .. }) => notes.extend(reason),
+        None if remains.has_begun => {
+            notes.push("it has no allocation here: what it wrote to the mount is written back by policy".into());
+        }
         _ => {}
     }
     Ok(notes)
@@ -117,7 +134,7 @@ where
     let mut notes = Vec::new();
     // Nothing is observed of the job after its end, but it is learned from what was.
     note(send(AllocationVerb::End), &mut notes)?;
-    note(send(AllocationVerb::Teardown), &mut notes)?;
+    note(send(AllocationVerb::Teardown { gives_up_results: true }), &mut notes)?;
     Ok(notes)
 }
 
@@ -133,6 +150,7 @@ fn request(job: &SlurmJob, share: &MountShare) -> AllocationRequest {
         },
         lease_secs: share.lease_secs,
         requeues: job.requeues,
+        has_results: share.has_results,
     }
 }
 
@@ -174,6 +192,9 @@ mod tests {
 
     use super::*;
 
+    /// The epilog of a job without directives.
+    const WITHOUT: JobRemains = JobRemains { has_begun: false, is_settled: false };
+
     fn job() -> SlurmJob {
         let variables = [("SLURM_JOB_ID", "7"), ("SLURM_JOB_UID", "1"), ("SLURM_JOB_WORK_DIR", "/w")];
         let of = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
@@ -197,6 +218,7 @@ mod tests {
             stage_out: Vec::new(),
             staged: TransferCounts::default(),
             flushed: TransferCounts::default(),
+            keeps_results: false,
         }
     }
 
@@ -208,7 +230,7 @@ mod tests {
             AllocationVerb::Start { .. } => "start",
             AllocationVerb::End => "end",
             AllocationVerb::StageOut { .. } => "stage-out",
-            AllocationVerb::Teardown => "teardown",
+            AllocationVerb::Teardown { .. } => "teardown",
             AllocationVerb::Show => "show",
         }
     }
@@ -236,20 +258,38 @@ mod tests {
         assert_eq!((late.notes.len(), late.staged_bytes), (1, None));
         let staged = TransferCounts { files: 1, bytes: 9, failed: 0 };
         let ready = run(|_| Ok(Some(Allocation { staged, ..allocation(AllocationPhase::Ready, None) })));
-        assert_eq!(ready.1.unwrap(), Prologue { notes: Vec::new(), staged_bytes: Some(9) });
+        assert_eq!(ready.1.unwrap(), Prologue { staged_bytes: Some(9), ..Prologue::default() });
         let refused = run(|verb| match verb {
             "begin" | "stage-in" | "ready" => Err(Failure::new(FailureKind::Busy, "too many")),
             _ => Ok(Some(allocation(AllocationPhase::Running, None))),
         });
         assert_eq!(refused.0.last(), Some(&"start"));
-        assert_eq!(refused.1.unwrap().notes[0], "too many");
+        let refused = refused.1.unwrap();
+        assert_eq!(refused.not_begun.as_deref(), Some("too many"));
+        assert_eq!(refused.notes, ["too many"; 2], "of the staging");
+    }
+
+    #[test]
+    fn results_are_given_up_or_settled_only_where_the_epilog_says_so() {
+        let sent = RefCell::new(Vec::new());
+        let answer = |verb: AllocationVerb| {
+            sent.borrow_mut().push(verb);
+            Ok(Some(allocation(AllocationPhase::Done, None)))
+        };
+        epilog(&job(), WITHOUT, Instant::now(), answer).unwrap();
+        epilog(&job(), JobRemains { is_settled: true, ..WITHOUT }, Instant::now(), answer).unwrap();
+        give_up(answer).unwrap();
+        let sent = sent.into_inner();
+        let has = |verb: AllocationVerb| sent.iter().filter(|sent| **sent == verb).count();
+        assert_eq!([false, true].map(|is_settled| has(AllocationVerb::StageOut { wait_ms: 0, is_settled })), [1, 1]);
+        assert_eq!(has(AllocationVerb::Teardown { gives_up_results: true }), 1);
     }
 
     #[test]
     fn a_daemon_that_does_not_answer_is_a_broken_node() {
         let (verbs, outcome) = run(|_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
         assert_eq!((verbs.as_slice(), outcome.unwrap_err().what.as_str()), (["begin"].as_slice(), "dead"));
-        let outcome = epilog(&job(), Instant::now(), |_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
+        let outcome = epilog(&job(), WITHOUT, Instant::now(), |_| Err(Failure::new(FailureKind::NoDaemon, "dead")));
         assert_eq!(outcome.unwrap_err().kind, FailureKind::NoDaemon);
     }
 
@@ -286,7 +326,7 @@ mod tests {
             let known = wait(until, &answer, &mut Vec::new()).unwrap();
             assert_eq!((known.unwrap().phase, *asked.borrow()), (ended, 4));
         }
-        let late = epilog(&job(), Instant::now(), |_| Ok(Some(allocation(AllocationPhase::StagingOut, None))));
+        let late = epilog(&job(), WITHOUT, Instant::now(), |_| Ok(Some(allocation(AllocationPhase::StagingOut, None))));
         assert_eq!(late.unwrap(), ["the time for the write-back is up: it goes on"]);
     }
 
@@ -298,31 +338,37 @@ mod tests {
             verbs.borrow_mut().push(name(&verb));
             Ok(Some(allocation(AllocationPhase::Done, None)))
         };
-        epilog(&job, Instant::now(), answer).unwrap();
+        epilog(&job, WITHOUT, Instant::now(), answer).unwrap();
         assert_eq!(*verbs.borrow(), ["show", "begin", "stage-out", "ready"]);
         verbs.borrow_mut().clear();
-        epilog(&SlurmJob { requeues: 0, ..job.clone() }, Instant::now(), answer).unwrap();
+        epilog(&SlurmJob { requeues: 0, ..job.clone() }, WITHOUT, Instant::now(), answer).unwrap();
         assert_eq!(*verbs.borrow(), ["show", "stage-out", "ready"], "an epilog that is repeated");
         verbs.borrow_mut().clear();
         let answer = |verb: AllocationVerb| {
             verbs.borrow_mut().push(name(&verb));
             Ok(Some(allocation(AllocationPhase::Running, None)))
         };
-        epilog(&job, Instant::now(), answer).unwrap();
+        epilog(&job, WITHOUT, Instant::now(), answer).unwrap();
         assert_eq!(*verbs.borrow(), ["show", "stage-out", "ready"], "the epilog of the attempt before");
     }
 
     #[test]
     fn an_epilog_says_what_is_not_in_the_pool() {
-        let answer = |phase, reason| move |_| Ok(Some(allocation(phase, reason)));
-        let notes = epilog(&job(), Instant::now(), answer(AllocationPhase::Failed, Some("out/a: no space"))).unwrap();
-        assert_eq!(notes, ["out/a: no space"]);
-        assert_eq!(epilog(&job(), Instant::now(), answer(AllocationPhase::Done, None)).unwrap(), Vec::<String>::new());
-        assert_eq!(epilog(&job(), Instant::now(), |_| Ok(None)).unwrap(), Vec::<String>::new(), "it never began here");
+        let answer = |phase, reason: Option<&'static str>| move |_: AllocationVerb| Ok(Some(allocation(phase, reason)));
+        let notes = |answer: &dyn Fn(AllocationVerb) -> Result<Option<Allocation>, Failure>, remains| {
+            epilog(&job(), remains, Instant::now(), answer).unwrap()
+        };
+        assert_eq!(notes(&answer(AllocationPhase::Failed, Some("out/a: no space")), WITHOUT), ["out/a: no space"]);
+        assert_eq!(notes(&answer(AllocationPhase::Done, None), WITHOUT), Vec::<String>::new());
+        assert_eq!(notes(&|_| Ok(None), WITHOUT), Vec::<String>::new(), "it never began here");
+        let begun = JobRemains { has_begun: true, is_settled: true };
+        assert_eq!(notes(&|_| Ok(None), begun).len(), 1, "its allocation was refused");
+        let keeps = Allocation { keeps_results: true, ..allocation(AllocationPhase::Done, Some("results stay")) };
+        assert_eq!(notes(&|_| Ok(Some(keeps.clone())), WITHOUT), ["results stay"]);
         let refused = |verb| match verb {
             AllocationVerb::StageOut { .. } => Err(Failure::new(FailureKind::Other, "cannot write it")),
             _ => Ok(None),
         };
-        assert_eq!(epilog(&job(), Instant::now(), refused).unwrap(), ["cannot write it"]);
+        assert_eq!(notes(&refused, WITHOUT), ["cannot write it"]);
     }
 }

@@ -4,23 +4,25 @@ use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, multi_mount, paths};
-use forebay_slurm::directives::{ScratchCopy, SourceKind};
+use forebay_slurm::directives::ScratchCopy;
 use forebay_slurm::exchange::{Exchange, ExchangedRequest, NodeProgress, NodeReport, get, gone, put};
 use forebay_slurm::outcome::JobOutcome;
 use forebay_slurm::{JobNode, MountShare, SlurmJob};
 use forebay_system::identity;
 use serde::{Deserialize, Serialize};
 
+use super::copies::{check_kind, copy_in};
 use super::persistent;
 use crate::args::HookArgs;
 use crate::commands::scratch;
 
-/// The deepest directory that is copied.
-const DEPTH_MAX: usize = 128;
+/// One thread at a time changes the record of the job.
+static RECORD_LOCK: Mutex<()> = Mutex::new(());
 /// How often an epilog looks whether the controller has told how the job ended.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -51,6 +53,26 @@ pub struct NodeRecord {
     /// The user of the job.
     #[serde(default)]
     pub uid: u32,
+    /// Results that are in the mount.
+    #[serde(default)]
+    pub committed: Vec<ScratchCopy>,
+    /// An epilog has run, and results are still to be committed.
+    #[serde(default)]
+    pub is_over: bool,
+    /// The name of this node in the job, and the number of its nodes: an epilog that is repeated by hand is not told.
+    #[serde(default)]
+    pub node: String,
+    #[serde(default)]
+    pub nodes: usize,
+}
+
+/// Whether the other nodes of a job could stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OtherNodes {
+    Staged,
+    Failed,
+    /// The controller has forgotten the job.
+    Unknown,
 }
 
 /// A job with directives, on this node.
@@ -89,6 +111,7 @@ impl StagedJob {
         let Some(request) = exchange.request(&job.id)? else { return Ok(None) };
         let needs_directory = request.staging.scratch_bytes.is_some() || request.staging.persistent.is_needed();
         let scratch_mount = if needs_directory { scratch_mount(&request, entries) } else { None };
+        let node = node();
         let record = NodeRecord {
             request,
             scratch_mount,
@@ -96,9 +119,13 @@ impl StagedJob {
             is_staged: false,
             requeues: job.requeues,
             uid: job.uid,
+            committed: Vec::new(),
+            is_over: false,
+            node: node.name.clone(),
+            nodes: node.nodes,
         };
         let records = args.records.records.clone();
-        let staged = Self { job: job.clone(), node: node(), exchange: Some(exchange), records, record };
+        let staged = Self { job: job.clone(), node, exchange: Some(exchange), records, record };
         staged.store()?;
         Ok(Some(staged))
     }
@@ -107,10 +134,14 @@ impl StagedJob {
     pub fn kept(args: &HookArgs, job: &SlurmJob) -> Result<Option<Self>, Failure> {
         let records = args.records.records.clone();
         let owner = rustix::process::geteuid().as_raw();
-        let Some(record) = get(&records.join(record_name(job)), &[owner])? else { return Ok(None) };
+        let Some(record) = get::<NodeRecord>(&records.join(record_name(job)), &[owner])? else { return Ok(None) };
+        let node = match std::env::var_os("SLURMD_NODENAME") {
+            None if record.nodes > 0 => JobNode { name: record.node.clone(), nodes: record.nodes },
+            _ => node(),
+        };
         // The results are written back, also if nobody can be told.
         let exchange = Exchange::open(&args.exchange.exchange).ok().flatten();
-        Ok(Some(Self { job: job.clone(), node: node(), exchange, records, record }))
+        Ok(Some(Self { job: job.clone(), node, exchange, records, record }))
     }
 
     fn store(&self) -> Result<(), Failure> {
@@ -136,7 +167,19 @@ impl StagedJob {
             views: below(&mut staging.views.iter().map(PathBuf::from)),
             profile: staging.profile.clone(),
             lease_secs: staging.lease_secs,
+            has_results: self.has_results() && self.has_scratch_at(entry),
         }
+    }
+
+    /// Returns whether the job leaves results in its scratch directory.
+    pub fn has_results(&self) -> bool {
+        let staging = &self.record.request.staging;
+        staging.scratch_bytes.is_some() && !staging.copy_out.is_empty()
+    }
+
+    /// Returns whether the scratch directory of the job is at this mount.
+    pub fn has_scratch_at(&self, entry: &RegisteredMount) -> bool {
+        self.record.scratch_mount.as_deref() == Some(entry.mountpoint())
     }
 
     /// Returns how long this node waits before it begins to stage: the nodes of a job, and the tasks of an array, do not
@@ -209,27 +252,56 @@ impl StagedJob {
     }
 
     /// Takes results of the scratch directory into the mount. Returns what could not be.
-    pub fn commit(&self) -> Vec<String> {
-        let Some(dir) = self.record.scratch.as_ref().filter(|_| self.record.is_staged) else { return Vec::new() };
+    pub fn commit(&mut self, entry: &RegisteredMount) -> Vec<String> {
         // A requeued job begins anew: half a result is none. Its epilog knows of the requeue.
         if self.job.requeues > self.record.requeues {
             return Vec::new();
         }
-        if self.has_failed_elsewhere() {
-            // Tasks do not run then. If one began before, what it wrote is not given up without a word.
-            let may_have_results = !self.has_empty_scratch() && self.record.request.staging.copy_in.is_empty();
-            let why = format!("{}: not committed, because another node could not stage", dir.display());
-            return if may_have_results { vec![why] } else { Vec::new() };
+        if self.record.scratch.is_none() && self.record.request.staging.scratch_bytes.is_some() {
+            // The prolog has not recorded it.
+            match scratch::find(entry, &self.job.allocation(), self.job.uid) {
+                Ok(found) => self.record.scratch = found,
+                Err(failure) => return vec![failure.what],
+            }
+        }
+        let Some(dir) = self.record.scratch.clone() else { return Vec::new() };
+        let kept = |why: &str| vec![format!("{}: not committed, because {why}", dir.display())];
+        // No task runs after a stage-in that failed. If one began before, what it wrote is not given up without a word.
+        let may_have_results = !self.has_empty_scratch() && self.record.request.staging.copy_in.is_empty();
+        if !self.record.is_staged {
+            return if may_have_results { kept("the stage-in has failed") } else { Vec::new() };
+        }
+        match self.other_nodes() {
+            OtherNodes::Failed if may_have_results => return kept("another node could not stage"),
+            OtherNodes::Unknown if !self.has_empty_scratch() => {
+                return kept("the controller does not tell any more whether each node could stage");
+            }
+            OtherNodes::Failed | OtherNodes::Unknown => return Vec::new(),
+            OtherNodes::Staged => {}
         }
         let committed = |copy: &ScratchCopy| {
             let from = dir.join(&copy.scratch);
             let from = if copy.scratch.is_empty() { dir.clone() } else { from };
             check_kind(&from, copy.kind).map_err(|e| Failure::given(from.display(), &e))?;
             // As a copy would: the job may have run before.
-            scratch::commit_tree(&from, &self.destination(copy), scratch::Existing::Merge)
+            scratch::commit_tree(&from, &self.destination(copy), scratch::Existing::Merge)?;
+            // If this fails, an epilog that is repeated names the result as missing.
+            let _ = self.change_record(|record| record.committed.push(copy.clone()));
+            Ok::<(), Failure>(())
         };
         let copies = self.record.request.staging.copy_out.iter();
-        copies.filter_map(|copy| Some(format!("{}: {}", copy.path, committed(copy).err()?.what))).collect()
+        let left = copies.filter(|copy| !self.record.committed.contains(copy));
+        left.filter_map(|copy| Some(format!("{}: {}", copy.path, committed(copy).err()?.what))).collect()
+    }
+
+    /// Changes the record of the job on this node. One that is gone stays away.
+    fn change_record(&self, change: impl FnOnce(&mut NodeRecord)) -> Result<(), Failure> {
+        let _lock = RECORD_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = record_name(&self.job);
+        let owner = rustix::process::geteuid().as_raw();
+        let Some(mut record) = get::<NodeRecord>(&self.records.join(&name), &[owner])? else { return Ok(()) };
+        change(&mut record);
+        put(&self.records, &name, &record).map_err(|e| Failure::io(self.records.display(), &e))
     }
 
     /// Returns where a result goes. The nodes of a job do not replace each other's results.
@@ -239,28 +311,42 @@ impl StagedJob {
     }
 
     /// Returns whether the job has not started, because another node could not stage.
-    fn has_failed_elsewhere(&self) -> bool {
-        let reports = self.exchange.as_ref().and_then(|e| e.reports(&self.job.id, &self.record.request.attempt).ok());
-        reports.is_some_and(|all| all.iter().any(|report| report.progress == NodeProgress::StageInFailed))
+    fn other_nodes(&self) -> OtherNodes {
+        let Some(exchange) = &self.exchange else { return OtherNodes::Staged };
+        let attempt = &self.record.request.attempt;
+        let reports = exchange.reports(&self.job.id, attempt).unwrap_or_default();
+        // Read after the reports, because it is removed before them.
+        let request = exchange.request(&self.job.id);
+        let is_forgotten = request.is_ok_and(|known| known.is_none_or(|known| known.attempt != *attempt));
+        match reports.iter().any(|report| report.progress == NodeProgress::StageInFailed) {
+            true => OtherNodes::Failed,
+            false if is_forgotten && self.node.nodes > 1 => OtherNodes::Unknown,
+            false => OtherNodes::Staged,
+        }
     }
 
-    /// Tells the controller how the stage-in ended.
-    pub fn staged(&mut self, reasons: Vec<String>) -> Result<(), Failure> {
-        self.record.is_staged = reasons.is_empty();
-        self.store()?;
+    /// Tells the tasks and the controller how the stage-in ended. What cannot be recorded as staged has failed.
+    pub fn staged(&mut self, mut reasons: Vec<String>) -> Result<(), Failure> {
         let refusal = refusal_path(&self.records, &self.job.id);
-        let told = match reasons.is_empty() {
-            true => gone(std::fs::remove_file(&refusal)),
-            false => write_for_tasks(&refusal, &reasons.join("; ")),
-        };
-        told.map_err(|e| Failure::io(refusal.display(), &e))?;
-        let progress = if reasons.is_empty() { NodeProgress::Staged } else { NodeProgress::StageInFailed };
-        self.report(progress, reasons)
+        if reasons.is_empty() {
+            self.record.is_staged = true;
+            let cleared = gone(std::fs::remove_file(&refusal)).map_err(|e| Failure::io(refusal.display(), &e));
+            let recorded = cleared.and_then(|()| self.store());
+            reasons.extend(recorded.err().map(|failure| format!("it cannot be recorded: {}", failure.what)));
+        }
+        if reasons.is_empty() {
+            return self.report(NodeProgress::Staged, reasons);
+        }
+        self.record.is_staged = false;
+        // Each of the three keeps the tasks from running.
+        let refused = write_for_tasks(&refusal, &reasons.join("; ")).map_err(|e| Failure::io(refusal.display(), &e));
+        let recorded = self.store();
+        self.report(NodeProgress::StageInFailed, reasons).and(refused).and(recorded)
     }
 
-    /// Tells the controller how the write-back ended, and forgets the job.
-    pub fn written_back(&self, fate: ResultsFate, reasons: Vec<String>) -> Result<(), Failure> {
-        let told = match (self.record.is_staged, reasons.is_empty()) {
+    /// Tells the controller how the write-back ended. `keeps_results`: some may be in the scratch directory.
+    pub fn written_back(&self, fate: ResultsFate, reasons: Vec<String>, keeps_results: bool) -> Result<(), Failure> {
+        match (self.record.is_staged || keeps_results, reasons.is_empty()) {
             // Its report of the stage-in says why.
             (false, _) => Ok(()),
             (true, true) if matches!(fate, ResultsFate::Refused | ResultsFate::GivenUp) => {
@@ -268,14 +354,50 @@ impl StagedJob {
             }
             (true, true) => self.report(NodeProgress::WrittenBack, reasons),
             (true, false) => self.report(NodeProgress::ResultsMissing, reasons),
-        };
+        }
+    }
+
+    /// Forgets the job.
+    pub fn forget(&self) -> Result<(), Failure> {
+        let record = self.records.join(record_name(&self.job));
+        {
+            let _lock = RECORD_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+            gone(std::fs::remove_file(&record)).map_err(|e| Failure::io(record.display(), &e))?;
+        }
+        self.unlink_all()
+    }
+
+    /// Keeps the record of a job whose results are still to be committed, so that its epilog can be repeated. Nothing else
+    /// is left of the job. `is_destroyed`: the persistent directories that it wanted removed have been.
+    pub fn retain(&self, is_destroyed: bool) -> Result<(), Failure> {
+        self.change_record(|record| {
+            record.is_over = true;
+            // It uses them no more.
+            let persistent = &mut record.request.staging.persistent;
+            (persistent.create, persistent.uses) = Default::default();
+            if is_destroyed {
+                persistent.destroy.clear();
+            }
+        })?;
+        self.unlink_all()
+    }
+
+    /// Removes what the tasks of the job have seen.
+    fn unlink_all(&self) -> Result<(), Failure> {
         let id = &self.job.id;
-        let refusal = refusal_path(&self.records, id);
-        for path in [self.records.join(record_name(&self.job)), scratch_link(&self.records, id), refusal] {
+        for path in [scratch_link(&self.records, id), refusal_path(&self.records, id)] {
             gone(std::fs::remove_file(&path)).map_err(|e| Failure::io(path.display(), &e))?;
         }
-        self.unlink_persistent()?;
-        told
+        self.unlink_persistent()
+    }
+
+    /// Returns how results of the job are committed later.
+    pub fn remedy(&self) -> String {
+        let SlurmJob { id, uid, .. } = &self.job;
+        format!(
+            "what may be results is in its scratch directory, which stays: `SLURM_JOB_ID={id} SLURM_JOB_UID={uid} forebay \
+             slurm epilog` commits it, with the options that the node's Epilog has"
+        )
     }
 
     fn report(&self, progress: NodeProgress, reasons: Vec<String>) -> Result<(), Failure> {
@@ -311,10 +433,11 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let exchange = Exchange::open(exchange).ok().flatten();
     let request = exchange.as_ref().and_then(|exchange| exchange.request(job).ok().flatten());
     let needs_staging = request.as_ref().is_some_and(|request| request.staging.needs_staging());
-    if needs_staging && std::fs::symlink_metadata(records.join(format!("{job}.json"))).is_err() {
-        // slurmd runs no prolog for a job that returns to its node at once.
-        return TaskView { refused: Some("no prolog has run on this node".into()), ..TaskView::default() };
-    }
+    let needed = request.as_ref().filter(|_| needs_staging);
+    let is_staged = match needed.map_or(Ok(true), |request| recorded_as_staged(records, job, &request.attempt)) {
+        Ok(is_staged) => is_staged,
+        Err(why) => return TaskView { refused: Some(why), ..TaskView::default() },
+    };
     // The prologs of all nodes end before the first task begins.
     let reports = exchange.zip(request).and_then(|(exchange, request)| exchange.reports(job, &request.attempt).ok());
     let mut failed = reports.into_iter().flatten().filter(|report| report.progress == NodeProgress::StageInFailed);
@@ -329,6 +452,8 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let scratch = is_roots(&link).then(|| std::fs::read_link(&link).ok()).flatten();
     let why = || std::fs::read_to_string(&refusal).unwrap_or_else(|error| format!("{}: {error}", refusal.display()));
     let refused = is_roots(&refusal).then(why);
+    let unstaged = || (!is_staged).then(|| "its stage-in has not ended on this node".to_owned());
+    let refused = refused.or_else(unstaged);
     // To Slurm, a line break would begin another command.
     let is_plain = |dir: &PathBuf| dir.to_str().is_some_and(|text| !text.contains(char::is_control));
     let mut persistent = persistent::task_dirs(records, job, is_roots);
@@ -336,6 +461,34 @@ pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let count = staged_path(records, job);
     let staged_bytes = is_roots(&count).then(|| std::fs::read_to_string(&count).ok()?.trim().parse().ok()).flatten();
     TaskView { scratch: scratch.filter(is_plain), persistent, staged_bytes, refused }
+}
+
+/// Returns whether a prolog has staged all that an attempt of a job needs on this node.
+///
+/// # Errors
+/// Why that is not known.
+fn recorded_as_staged(records: &Path, job: &str, attempt: &str) -> Result<bool, String> {
+    // Only root writes to the directory.
+    let record: Option<NodeRecord> = get(&records.join(format!("{job}.json")), &[0]).map_err(|failure| failure.what)?;
+    match record {
+        Some(record) if record.request.attempt == attempt && !record.is_over => Ok(record.is_staged),
+        // slurmd runs no prolog for a job that returns to its node at once.
+        _ => Err("no prolog has run on this node".into()),
+    }
+}
+
+/// Removes the records of jobs that are over and whose scratch directories are gone: their results were dealt with.
+pub fn forget_settled(records: &Path) {
+    let owner = rustix::process::geteuid().as_raw();
+    for name in names_of(records).unwrap_or_default().iter().filter(|name| name.ends_with(".json")) {
+        let path = records.join(name);
+        let Ok(Some(record)) = get::<NodeRecord>(&path, &[owner]) else { continue };
+        let is_gone = |dir: PathBuf| std::fs::symlink_metadata(dir).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        if record.is_over && record.scratch.is_none_or(is_gone) {
+            // The next epilog tries again.
+            let _ = std::fs::remove_file(&path);
+        }
+    }
 }
 
 /// Writes a file that tasks read as their user, whatever the umask of slurmd is.
@@ -391,114 +544,5 @@ fn scratch_mount(request: &ExchangedRequest, entries: &[RegisteredMount]) -> Opt
     Some(entry.mountpoint().to_owned())
 }
 
-fn check_kind(path: &Path, kind: Option<SourceKind>) -> io::Result<()> {
-    let found = std::fs::symlink_metadata(path)?;
-    match kind {
-        Some(SourceKind::File) if !found.is_file() => Err(io::Error::other("it is no file")),
-        Some(SourceKind::Directory) if !found.is_dir() => Err(io::Error::other("it is no directory")),
-        _ => Ok(()),
-    }
-}
-
-/// Copies a file or a directory to `into`, which lies below `dir`. A directory gets its content.
-fn copy_in(copy: &ScratchCopy, dir: &Path, into: &Path, until: Instant) -> io::Result<()> {
-    let source = Path::new(&copy.path);
-    let found = std::fs::metadata(source)?;
-    match copy.kind {
-        Some(SourceKind::File) if !found.is_file() => return Err(io::Error::other("it is no file")),
-        Some(SourceKind::Directory) if !found.is_dir() => return Err(io::Error::other("it is no directory")),
-        _ => {}
-    }
-    let above = if found.is_dir() { Some(into) } else { into.parent() };
-    if let Some(above) = above.filter(|above| above.starts_with(dir)) {
-        std::fs::create_dir_all(above)?;
-    }
-    match (found.is_dir(), source.file_name()) {
-        (true, _) => copy_tree(source, into, until, 0),
-        (false, Some(name)) if into.is_dir() => copy_file(source, &into.join(name), until),
-        (false, _) => copy_file(source, into, until),
-    }
-}
-
-fn copy_tree(from: &Path, into: &Path, until: Instant, depth: usize) -> io::Result<()> {
-    if depth > DEPTH_MAX {
-        return Err(io::Error::other(format!("{} is deeper than {DEPTH_MAX} directories", from.display())));
-    }
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target, kind) = (entry.path(), into.join(entry.file_name()), entry.file_type()?);
-        if kind.is_dir() {
-            std::fs::create_dir_all(&target)?;
-            copy_tree(&source, &target, until, depth + 1)?;
-        } else if kind.is_symlink() {
-            gone(std::fs::remove_file(&target))?;
-            symlink(std::fs::read_link(&source)?, &target)?;
-        } else if kind.is_file() {
-            copy_file(&source, &target, until)?;
-        } else {
-            return Err(io::Error::other(format!("{} is a special file", source.display())));
-        }
-    }
-    Ok(())
-}
-
-fn copy_file(from: &Path, into: &Path, until: Instant) -> io::Result<()> {
-    if Instant::now() >= until {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("the time is up before {}", from.display())));
-    }
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", from.display()));
-    std::fs::copy(from, into).map_err(named)?;
-    Ok(())
-}
-
 #[cfg(test)]
-mod tests {
-    use forebay_slurm::directives::{DirectoryAccess, PersistentDir, PersistentRequest, StagingRequest};
-
-    use super::*;
-
-    /// A job whose prolog has begun, and has not ended.
-    fn begun(id: &str, uid: u32, persistent: PersistentRequest, records: &Path) -> StagedJob {
-        let variable = |name: &str| match name {
-            "SLURM_JOB_ID" => Some(id.to_owned()),
-            "SLURM_JOB_UID" => Some(uid.to_string()),
-            _ => None,
-        };
-        let job = SlurmJob::of(variable).unwrap();
-        let staging = StagingRequest { persistent, ..StagingRequest::default() };
-        let record = NodeRecord {
-            request: ExchangedRequest { attempt: "1".into(), staging, array_index: None },
-            scratch_mount: None,
-            scratch: None,
-            is_staged: false,
-            requeues: 0,
-            uid,
-        };
-        let node = JobNode::of(|_| None, "n1");
-        let staged = StagedJob { job, node, exchange: None, records: records.to_owned(), record };
-        staged.store().unwrap();
-        staged
-    }
-
-    /// SEMANTICS 84: "A persistent directory belongs to one user and one node. It is there until a job of its user destroys
-    /// it, and is not destroyed while another job uses it."
-    ///
-    /// The prolog of the other job may still copy when the first job ends.
-    #[test]
-    fn a_job_whose_prolog_has_not_ended_uses_its_persistent_directories() {
-        let records = tempfile::tempdir().unwrap();
-        let destroys = PersistentRequest { destroy: vec!["set".into(), "new".into()], ..PersistentRequest::default() };
-        let ends = begun("1", 65534, destroys, records.path());
-        let uses = PersistentRequest { uses: vec!["set".into()], ..PersistentRequest::default() };
-        begun("2", 1, uses.clone(), records.path());
-        assert_eq!(ends.other_user_of(&"set".to_owned()).unwrap(), None, "that of another user");
-        begun("3", 65534, uses, records.path());
-        let new = PersistentDir { name: "new".into(), bytes: 1, access: DirectoryAccess::Private };
-        begun("4", 65534, PersistentRequest { create: vec![new], ..PersistentRequest::default() }, records.path());
-        assert_eq!(ends.other_user_of(&"set".to_owned()).unwrap().as_deref(), Some("3"));
-        assert_eq!(ends.other_user_of(&"new".to_owned()).unwrap().as_deref(), Some("4"));
-        assert_eq!(ends.other_user_of(&"old".to_owned()).unwrap(), None);
-        let told = ends.destroy_persistent(&[]);
-        assert!(told.is_empty(), "a job that was not staged destroys nothing: {told:?}");
-    }
-}
+mod tests;

@@ -111,6 +111,14 @@ impl AllocationState {
         }
     }
 
+    /// Results were committed after the write-back had ended: they are still to be written back.
+    pub fn stage_out_again(&self) -> Transition {
+        match self {
+            Done | Cancelled => To(StagingOut),
+            other => other.stage_out(),
+        }
+    }
+
     /// All that was to be written back is in the pool.
     pub fn staged_out(&self) -> Transition {
         if *self == StagingOut { To(Done) } else { Stays }
@@ -185,12 +193,13 @@ mod tests {
     type Verb = fn(&AllocationState) -> Allowed;
 
     /// All verbs but `begin`.
-    const VERBS: [(&str, Verb); 10] = [
+    const VERBS: [(&str, Verb); 11] = [
         ("stage-in", AllocationState::stage_in),
         ("staged", |state| Ok(state.staged())),
         ("start", AllocationState::start),
         ("end", |state| Ok(state.end())),
         ("stage-out", |state| Ok(state.stage_out())),
+        ("stage-out again", |state| Ok(state.stage_out_again())),
         ("staged-out", |state| Ok(state.staged_out())),
         ("fail to stage in", |state| Ok(state.fail(AllocationWork::StageIn, "why"))),
         ("fail to run", |state| Ok(state.fail(AllocationWork::Run, "why"))),

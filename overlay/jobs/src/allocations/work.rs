@@ -8,7 +8,7 @@ use forebay_api::allocations::TransferCounts;
 use forebay_api::operator::{FlushRequest, Progress, StageRequest, TypedPath};
 use forebay_api::scratch::ScratchDir;
 use forebay_backends::{ErrorKind, Result};
-use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, Transition};
+use forebay_catalog::{AllocationRecord, AllocationState, AllocationWork, ScratchResults, Transition};
 use forebay_engine::{Ino, blocking};
 use forebay_system::clock::unix_now;
 use futures::{FutureExt, Stream, StreamExt};
@@ -119,8 +119,10 @@ impl JobsInner {
                 (None, _) => record.state.staged(),
             })
         })?;
-        if let Some(done) = changed.as_ref().filter(|record| record.state == AllocationState::Done) {
-            self.discard_scratch_of(done);
+        if work == AllocationWork::StageOut
+            && let Some(over) = changed.as_ref().filter(|record| record.needs_no_scratch())
+        {
+            self.discard_scratch_of(over);
         }
         if let (Some(_), Some(reason)) = (changed, failure) {
             tracing::warn!("allocation {id}: {reason}");
@@ -135,11 +137,11 @@ impl JobsInner {
         }
     }
 
-    /// Removes the scratch directory of an allocation that is over: later, if it is in use now. The caller holds the lock
-    /// of the allocation.
+    /// Removes the scratch directory of an allocation that is over: later, if it is in use now. One that may hold results
+    /// stays, without its reservation. The caller holds the lock of the allocation.
     pub(super) fn discard_scratch_of(self: &Arc<Self>, record: &AllocationRecord) {
         let id = &record.id;
-        match self.engine.discard_scratch(id) {
+        match self.release_scratch(record) {
             Err(error) if error.is(ErrorKind::Busy) => {
                 tracing::warn!(%error, "allocation {id}: its scratch directory is removed later");
                 self.discard_scratch_later(record.clone(), unix_now().saturating_add(1));
@@ -147,6 +149,24 @@ impl JobsInner {
             Err(error) => tracing::warn!(%error, "allocation {id}: its scratch directory stays"),
             Ok(()) => {}
         }
+    }
+
+    /// Removes the scratch directory of an allocation that is over, or keeps it for its results, and says so.
+    fn release_scratch(&self, record: &AllocationRecord) -> Result<()> {
+        if record.gives_up_scratch() {
+            return self.engine.discard_scratch(&record.id);
+        }
+        let kept = self.engine.discard_empty_scratch(&record.id)?;
+        self.change_allocation(&record.id, |record| {
+            match &kept {
+                Some(dir) => note_kept(record, dir),
+                // There were none.
+                None if record.results == ScratchResults::Uncommitted => record.results = ScratchResults::Settled,
+                None => {}
+            }
+            Ok(Transition::Stays)
+        })?;
+        Ok(())
     }
 
     /// Removes the scratch directory of an allocation that is over, in the background. It must have been created before a
@@ -175,12 +195,12 @@ impl JobsInner {
     fn discard_if_over(&self, of: &AllocationRecord, before_unix: u64) -> Result<()> {
         let _lock = self.allocations.lock(&of.id);
         let now = self.engine.catalog().allocation(&of.id)?;
-        let is_over = now.is_some_and(|now| now.attempt == of.attempt && now.state.is_over());
+        let Some(now) = now.filter(|now| now.attempt == of.attempt && now.needs_no_scratch()) else { return Ok(()) };
         let is_older = |dir: &ScratchDir| dir.id == of.id && dir.created_unix < before_unix;
-        if is_over && self.engine.scratch_dirs()?.iter().any(is_older) {
-            self.engine.discard_scratch(&of.id)?;
+        match self.engine.scratch_dirs()?.iter().any(is_older) {
+            true => self.release_scratch(&now),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     async fn stage_in(&self, record: &AllocationRecord) -> Outcome {
@@ -241,6 +261,17 @@ impl JobsInner {
             }
         }
         Ok(results)
+    }
+}
+
+/// Records that a scratch directory stays with what is in it.
+fn note_kept(record: &mut AllocationRecord, dir: &ScratchDir) {
+    let place = if dir.is_missing { &dir.id } else { &dir.path };
+    let what = format!("what is in its scratch directory ({place}) is not committed, and stays");
+    match &mut record.state {
+        AllocationState::Failed { reason, .. } if reason.contains(&what) => {}
+        AllocationState::Failed { reason, .. } => reason.push_str(&format!("; {what}")),
+        _ => record.message = Some(what),
     }
 }
 

@@ -1,0 +1,52 @@
+use forebay_slurm::directives::{DirectoryAccess, PersistentDir, PersistentRequest, StagingRequest};
+
+use super::*;
+
+/// A job whose prolog has begun, and has not ended.
+fn begun(id: &str, uid: u32, persistent: PersistentRequest, records: &Path) -> StagedJob {
+    let variable = |name: &str| match name {
+        "SLURM_JOB_ID" => Some(id.to_owned()),
+        "SLURM_JOB_UID" => Some(uid.to_string()),
+        _ => None,
+    };
+    let job = SlurmJob::of(variable).unwrap();
+    let staging = StagingRequest { persistent, ..StagingRequest::default() };
+    let record = NodeRecord {
+        request: ExchangedRequest { attempt: "1".into(), staging, array_index: None },
+        scratch_mount: None,
+        scratch: None,
+        is_staged: false,
+        requeues: 0,
+        uid,
+        committed: Vec::new(),
+        is_over: false,
+        node: "n1".into(),
+        nodes: 1,
+    };
+    let node = JobNode::of(|_| None, "n1");
+    let staged = StagedJob { job, node, exchange: None, records: records.to_owned(), record };
+    staged.store().unwrap();
+    staged
+}
+
+/// SEMANTICS 84: "A persistent directory belongs to one user and one node. It is there until a job of its user destroys
+/// it, and is not destroyed while another job uses it."
+///
+/// The prolog of the other job may still copy when the first job ends.
+#[test]
+fn a_job_whose_prolog_has_not_ended_uses_its_persistent_directories() {
+    let records = tempfile::tempdir().unwrap();
+    let destroys = PersistentRequest { destroy: vec!["set".into(), "new".into()], ..PersistentRequest::default() };
+    let ends = begun("1", 65534, destroys, records.path());
+    let uses = PersistentRequest { uses: vec!["set".into()], ..PersistentRequest::default() };
+    begun("2", 1, uses.clone(), records.path());
+    assert_eq!(ends.other_user_of(&"set".to_owned()).unwrap(), None, "that of another user");
+    begun("3", 65534, uses, records.path());
+    let new = PersistentDir { name: "new".into(), bytes: 1, access: DirectoryAccess::Private };
+    begun("4", 65534, PersistentRequest { create: vec![new], ..PersistentRequest::default() }, records.path());
+    assert_eq!(ends.other_user_of(&"set".to_owned()).unwrap().as_deref(), Some("3"));
+    assert_eq!(ends.other_user_of(&"new".to_owned()).unwrap().as_deref(), Some("4"));
+    assert_eq!(ends.other_user_of(&"old".to_owned()).unwrap(), None);
+    let told = ends.destroy_persistent(&[]);
+    assert!(told.is_empty(), "a job that was not staged destroys nothing: {told:?}");
+}
