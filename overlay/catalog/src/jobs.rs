@@ -7,7 +7,7 @@ use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
-use super::{Catalog, Ino, cf, corrupt};
+use super::{Batch, Catalog, Ino, cf, corrupt};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_system::process::Process;
 
@@ -89,6 +89,21 @@ impl Catalog {
 
     /// Stores a job and, if given, the files that it used; then deletes the oldest ended jobs that exceed the limits.
     pub fn put_job(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<()> {
+        let batch = self.job_batch(serial, head, files)?;
+        self.write(batch)?;
+        self.prune_jobs()
+    }
+
+    /// Like [`Self::put_job`], for a job that is not observed any more, and whose processes go on. By the same change, the
+    /// local files that were recorded for it are forgotten: they are not to be removed.
+    pub fn put_unseen_job(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<()> {
+        let mut batch = self.job_batch(serial, head, files)?;
+        self.forget_local_files_by(&mut batch, serial)?;
+        self.write(batch)?;
+        self.prune_jobs()
+    }
+
+    fn job_batch(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<Batch<'_>> {
         let text = |e: serde_json::Error| corrupt(cf::JOBS).with_source(e);
         let mut batch = self.batch();
         if let Some(files) = files {
@@ -97,8 +112,7 @@ impl Catalog {
             batch.put_raw(cf::JOBS, &key(b'f', serial), &files);
         }
         batch.put_raw(cf::JOBS, &key(b'h', serial), &serde_json::to_vec(head).map_err(text)?);
-        self.write(batch)?;
-        self.prune_jobs()
+        Ok(batch)
     }
 
     /// Records that a job uses a file that never goes to the pool, and that is to be removed after the job.
@@ -123,16 +137,20 @@ impl Catalog {
 
     /// Forgets the files that were recorded for a job.
     pub fn forget_local_files(&self, job: JobSerial) -> Result<()> {
-        let prefix = key(b'l', job);
         let mut batch = self.batch();
+        self.forget_local_files_by(&mut batch, job)?;
+        if batch.is_empty() { Ok(()) } else { self.write(batch) }
+    }
+
+    fn forget_local_files_by(&self, batch: &mut Batch<'_>, job: JobSerial) -> Result<()> {
+        let prefix = key(b'l', job);
         self.scan(cf::JOBS, &prefix, |key, _| {
             let is_of_job = key.starts_with(&prefix);
             if is_of_job {
                 batch.delete_raw(cf::JOBS, key);
             }
             Ok(is_of_job)
-        })?;
-        if batch.is_empty() { Ok(()) } else { self.write(batch) }
+        })
     }
 
     fn prune_jobs(&self) -> Result<()> {
@@ -228,12 +246,14 @@ mod tests {
         assert_eq!([known(1), known(2), known(3)], [Some(vec![Ino(7)]), Some(vec![Ino(7), Ino(8)]), None]);
         catalog.forget_local_files(2).unwrap();
         assert_eq!([known(1), known(2), known(256)], [Some(vec![Ino(7)]), None, Some(vec![Ino(9)])]);
+        catalog.put_unseen_job(1, &mut head("1", Some(2)), None).unwrap();
+        assert_eq!([known(1), known(256)], [None, Some(vec![Ino(9)])], "its processes go on");
         let mut jobs = 0;
         let all = catalog.jobs(|_, _| {
             jobs += 1;
             Ok(true)
         });
-        assert_eq!(all.map(|()| jobs).unwrap(), 1);
+        assert_eq!(all.map(|()| jobs).unwrap(), 2);
     }
 
     #[test]

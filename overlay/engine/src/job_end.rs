@@ -29,16 +29,23 @@ impl Overlay {
     /// # Errors
     /// Those of [`Self::remove_local_files`].
     pub async fn job_ended(&self, used: &mut Vec<Ino>) -> Result<()> {
+        self.job_left(used);
+        let removed = self.remove_local_files(used).await;
+        self.inner.flusher.bell.notify_one();
+        removed
+    }
+
+    /// Flushes the files that waited for the end of a job. `used`: the files that the job used. Its processes may go on,
+    /// so nothing is removed.
+    pub fn job_left(&self, used: &[Ino]) {
         let decides_by_jobs = self.inner.policy().needed().jobs;
-        for ino in used.iter() {
+        for ino in used {
             self.inner.hasten(*ino);
             if decides_by_jobs {
                 self.inner.rules_of_file_may_differ(*ino);
             }
         }
-        let removed = self.remove_local_files(used).await;
         self.inner.flusher.bell.notify_one();
-        removed
     }
 
     /// Removes those of some files that never go to the pool and that no job uses, with the directories that only they were

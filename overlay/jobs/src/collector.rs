@@ -3,9 +3,9 @@
 //!
 //! Records are read in batches, each with one system call. The ring wakes the thread when a quarter of it is used.
 //!
-//! If a worker dies, its counts are lost. The catalog has the jobs that ran, with their processes. The next worker goes
-//! on with those jobs whose clients live, adds their processes and all descendants, and marks the report as
-//! interrupted.
+//! If a worker dies, its counts are lost. One that ends records them. The catalog has the jobs that ran, with their
+//! processes. The next worker goes on with those jobs whose clients live, adds their processes and all descendants, and
+//! marks the report as interrupted.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,7 +19,7 @@ use forebay_system::clock::unix_now;
 use forebay_system::process::Process;
 
 use super::accounting::Accounting;
-use super::lifecycle::JobEnd;
+use super::lifecycle::{self, JobEnd};
 use super::watch::{Watch, WatchOptions};
 use super::{Jobs, JobsInner, Registry};
 
@@ -147,9 +147,15 @@ impl Registry {
 }
 
 impl JobsInner {
-    /// Ends all jobs, for a daemon that ends. Those that allocations hold go on in the next daemon.
-    pub(crate) fn end_jobs(&self) {
-        self.end_jobs_where(JobEnd::Unseen, |head| !head.is_held);
+    /// Records what all jobs used until now, for a daemon that ends. The jobs go on in the next daemon.
+    pub(crate) fn leave_jobs(&self) {
+        self.collect_uses(Duration::ZERO);
+        let numbers: Vec<u32> = self.registry.table.lock().running.keys().copied().collect();
+        for number in numbers {
+            if let Err(error) = self.keep_report(number) {
+                tracing::error!(%error, "a job's report");
+            }
+        }
         self.registry.wake_keeper();
     }
 
@@ -189,10 +195,16 @@ impl JobsInner {
         for (serial, mut head) in found {
             head.summary.interrupted = true;
             head.clients.retain(Process::is_alive);
+            let was_held = head.is_held;
             head.is_held &= self.allocations.is_active(&head.summary.id);
             if head.clients.is_empty() && !head.is_held {
                 head.summary.ended_unix = Some(unix_now());
-                self.engine.catalog().put_job(serial, &mut head, Some(&[]))?;
+                let goes_on = !was_held && lifecycle::has_processes_left(&head);
+                // The files that the earlier daemon recorded stay.
+                self.put_ended(serial, &mut head, None, goes_on)?;
+                if goes_on {
+                    local.remove(&serial);
+                }
                 continue;
             }
             let alive: Vec<u32> =
@@ -211,7 +223,7 @@ impl JobsInner {
         }
         // The files of all jobs that run are known now.
         for (ended, files) in local {
-            self.settle_files(ended, files);
+            self.settle_files(ended, files, false);
         }
         self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive))
     }

@@ -131,6 +131,8 @@ struct Running {
     is_over: bool,
     /// It is being finished: a client that comes now begins another job of its name.
     is_ending: bool,
+    /// Set at its end if its processes go on all the same: they need the files that never go to the pool.
+    goes_on: Arc<AtomicBool>,
     /// The uses that the observer had lost before the job began.
     lost_before: u64,
 }
@@ -393,16 +395,17 @@ impl Jobs {
         Self { inner }
     }
 
-    /// Ends all jobs, saves what they used until now, and shuts the engine down. For a daemon that ends.
+    /// Saves what all jobs used until now, and shuts the engine down. The jobs go on in the next daemon, which ends those
+    /// whose clients are gone by then.
     pub async fn shutdown(&self) -> Result<()> {
         let inner = self.inner.clone();
         inner.engine.stop().cancel();
-        let ended = blocking(move || {
-            inner.end_jobs();
+        let saved = blocking(move || {
+            inner.leave_jobs();
             Ok(())
         })
         .await;
-        self.inner.engine.shutdown().await.and(ended)
+        self.inner.engine.shutdown().await.and(saved)
     }
 
     /// Registers a job, or joins a running one. It runs as long as one of its clients lives.
@@ -517,10 +520,11 @@ impl JobsInner {
         let (needs_path, first_of) = {
             let table = self.registry.table.lock();
             let Some(running) = table.running.get(&job) else { return };
-            (running.uses.needs_path(&file), running.uses.counts_as_new(&file).then_some(running.serial))
+            let first_of = || (running.serial, running.goes_on.clone());
+            (running.uses.needs_path(&file), running.uses.counts_as_new(&file).then(first_of))
         };
-        if let (Some(serial), FileId::Overlay(ino)) = (first_of, &file) {
-            self.note_local_file(serial, *ino);
+        if let (Some((serial, _)), FileId::Overlay(ino)) = (&first_of, &file) {
+            self.note_local_file(*serial, *ino);
         }
         let path = if needs_path { self.path_now(&file).or(path) } else { None };
         let has_ended = match self.registry.table.lock().running.get_mut(&job) {
@@ -531,8 +535,8 @@ impl JobsInner {
             None => true,
         };
         // The end of the job did not see the file.
-        if let (true, Some(serial), FileId::Overlay(ino)) = (has_ended, first_of, &file) {
-            self.settle_files(serial, vec![*ino]);
+        if let (true, Some((serial, goes_on)), FileId::Overlay(ino)) = (has_ended, first_of, &file) {
+            self.settle_files(serial, vec![*ino], goes_on.load(Ordering::Acquire));
         }
     }
 

@@ -1,7 +1,7 @@
 //! A job from its beginning to its end.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
@@ -13,7 +13,7 @@ use forebay_system::process::{self, Process};
 use futures::FutureExt;
 
 use super::accounting::Accounting;
-use super::{JobTable, Jobs, MISSING_LOST, Running, slurm_steps};
+use super::{JobTable, Jobs, MISSING_LOST, Running, attribution, slurm_steps};
 use crate::JobsInner;
 
 /// Jobs that run at a time.
@@ -147,7 +147,8 @@ impl JobsInner {
         table.last_number += 1;
         table.last_serial = table.last_serial.max(serial);
         let lost_before = self.registry.lost_uses();
-        let running = Running { serial, head, uses, is_over: false, is_ending: false, lost_before };
+        let goes_on = Arc::new(AtomicBool::new(false));
+        let running = Running { serial, head, uses, is_over: false, is_ending: false, goes_on, lost_before };
         table.running.insert(table.last_number, running);
         self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
         self.registry.wake_keeper();
@@ -264,9 +265,13 @@ impl JobsInner {
             tracing::warn!("a job that has ended is still observed: {error}");
         }
         self.collect_uses(Duration::ZERO);
+        let goes_on = self.goes_on_after(number, end);
         let ended = {
             let mut table = self.registry.table.lock();
             let ended = table.running.remove(&number);
+            if let Some(ended) = &ended {
+                ended.goes_on.store(goes_on, Ordering::Release);
+            }
             self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
             ended
         };
@@ -280,7 +285,7 @@ impl JobsInner {
         ended.head.summary.interrupted |= end != JobEnd::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
-        self.settle_files(ended.serial, ended.uses.overlay_files());
+        self.settle_files(ended.serial, ended.uses.overlay_files(), goes_on);
         let ahead = self.end_ahead(ended.serial);
         let is_whole = self.registry.lost_uses() == ended.lost_before;
         if !is_whole {
@@ -300,8 +305,46 @@ impl JobsInner {
             ended.head.ends_leases = false;
         }
         let _recording = self.registry.recording.lock();
-        self.engine.catalog().put_job(ended.serial, &mut ended.head, Some(&files))?;
+        self.put_ended(ended.serial, &mut ended.head, Some(&files), goes_on)?;
         Ok(Some(ended.head.summary))
+    }
+
+    /// Returns whether processes of a job go on after it: then the files that never go to the pool stay.
+    fn goes_on_after(&self, number: u32, end: JobEnd) -> bool {
+        let head = self.registry.table.lock().running.get(&number).map(|running| running.head.clone());
+        match end {
+            JobEnd::Told => false,
+            // An allocation knows that its job is over.
+            JobEnd::Orphaned => head.is_some_and(|head| !head.is_held && has_processes_left(&head)),
+            JobEnd::Unseen => true,
+        }
+    }
+
+    /// Records a job that has ended.
+    pub(super) fn put_ended(
+        &self,
+        serial: JobSerial,
+        head: &mut JobHead,
+        files: Option<&[JobFile]>,
+        goes_on: bool,
+    ) -> Result<()> {
+        let catalog = self.engine.catalog();
+        if goes_on { catalog.put_unseen_job(serial, head, files) } else { catalog.put_job(serial, head, files) }
+    }
+
+    /// Records what a running job used until now, for the next daemon.
+    pub(super) fn keep_report(&self, number: u32) -> Result<()> {
+        let _recording = self.registry.recording.lock();
+        let known = {
+            let table = self.registry.table.lock();
+            let running = table.running.get(&number).filter(|running| !running.is_ending);
+            running.map(|running| {
+                let head = JobHead { summary: running.summary(), ..running.head.clone() };
+                (running.serial, head, self.ranked(&running.uses))
+            })
+        };
+        let Some((serial, mut head, ranked)) = known else { return Ok(()) };
+        self.engine.catalog().put_job(serial, &mut head, Some(&self.named(ranked)))
     }
 
     /// Records that a job uses a file, if the file never goes to the pool: it is removed at the end of the job, also if
@@ -314,11 +357,17 @@ impl JobsInner {
         }
     }
 
-    /// Lets the engine flush or remove the files that waited for the end of a job.
-    pub(super) fn settle_files(&self, job: JobSerial, mut used: Vec<Ino>) {
+    /// Lets the engine flush or remove the files that waited for the end of a job. `goes_on`: its processes go on, so
+    /// nothing is removed.
+    pub(super) fn settle_files(&self, job: JobSerial, mut used: Vec<Ino>, goes_on: bool) {
         let engine = self.engine.clone();
         let task = async move {
-            let mut settled = engine.job_ended(&mut used).await;
+            let mut settled = Ok(());
+            if goes_on {
+                engine.job_left(&std::mem::take(&mut used));
+            } else {
+                settled = engine.job_ended(&mut used).await;
+            }
             // What is not removed by the time that this daemon ends, the next one tries again.
             while !used.is_empty() {
                 let again = tokio::time::sleep(SETTLE_AGAIN);
@@ -353,6 +402,12 @@ impl JobsInner {
         }
         Ok(())
     }
+}
+
+/// Returns whether processes of a job live, as far as they are known, although no client lives.
+pub(super) fn has_processes_left(head: &JobHead) -> bool {
+    let JobSummary { processes, cgroups, .. } = &head.summary;
+    processes.iter().any(Process::is_alive) || attribution::any_is_within(cgroups)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl JobsInner {
     }
 
     /// Returns the files of a job, by the names that they had at their first use.
-    fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
+    pub(super) fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
         let file = |(at, (file, used)): (usize, (&FileId, &JobFileUse))| {
             let shown = JobFile {
                 path: used.path.clone(),
@@ -88,7 +88,7 @@ impl JobsInner {
     }
 
     /// Replaces the names by the present ones, where the files have one.
-    fn named(&self, ranked: Vec<(FileId, JobFile)>) -> Vec<JobFile> {
+    pub(super) fn named(&self, ranked: Vec<(FileId, JobFile)>) -> Vec<JobFile> {
         let named = |(file, shown): (FileId, JobFile)| match self.path_now(&file) {
             Some(path) => JobFile { path, ..shown },
             None => shown,

@@ -65,13 +65,32 @@ impl Daemon {
 
     /// Another daemon takes over. The first one ends no job.
     async fn dies(self) -> Self {
+        self.jobs.inner.engine.stop().cancel();
+        self.jobs.inner.engine.shutdown().await.unwrap();
+        self.is_followed().await
+    }
+
+    /// The mount is unmounted and mounted again.
+    async fn ends(self) -> Self {
+        self.jobs.shutdown().await.unwrap();
+        self.is_followed().await
+    }
+
+    async fn is_followed(self) -> Self {
         let Self { pool, fast, jobs } = self;
-        jobs.inner.engine.stop().cancel();
-        jobs.inner.engine.shutdown().await.unwrap();
         drop(jobs);
         let jobs = Jobs::start(engine(&pool, &fast, LIMIT_BYTES).await);
         jobs.inner.take_up_jobs().unwrap();
         Self { pool, fast, jobs }
+    }
+
+    /// Waits until all jobs that have ended are done with their files.
+    async fn until_settled(&self) {
+        let begun = Instant::now();
+        while !self.jobs.inner.engine.catalog().local_files().unwrap().is_empty() {
+            assert!(begun.elapsed() < WAIT, "the catalog keeps what was decided");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Another client makes the file `a` in the pool. Returns its inode.
@@ -170,12 +189,73 @@ async fn a_local_file_that_a_job_made_before_its_daemon_died_is_removed_with_the
         daemon.until_gone(name).await;
     }
     assert!(daemon.has("result").await);
-    let begun = Instant::now();
-    while !daemon.jobs.inner.engine.catalog().local_files().unwrap().is_empty() {
-        assert!(begun.elapsed() < WAIT, "the catalog keeps what was removed");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    daemon.until_settled().await;
     end(other);
+}
+
+/// SEMANTICS 85: "It is removed when the last job that used it ends." `observe` that is interrupted ends no job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_file_of_a_job_that_goes_on_unobserved_stays() {
+    let daemon = Daemon::start().await;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    daemon.make("j", "tmp-1").await;
+    daemon.jobs.end_job("j".into(), myself(), true).await.unwrap();
+    daemon.until_settled().await;
+    assert!(daemon.has("tmp-1").await, "the job goes on");
+    let daemon = daemon.dies().await;
+    daemon.until_settled().await;
+    assert!(daemon.has("tmp-1").await);
+}
+
+/// The process that observed a job was killed, or ended while there was no mount.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_file_of_processes_that_outlive_their_observer_stays() {
+    for meets_daemon in [true, false] {
+        let daemon = Daemon::start().await;
+        let (observer, observed) = (client(), client());
+        let begun = JobRequest { members: Members::Processes(vec![observed.id()]), ..request("j") };
+        daemon.jobs.begin_job(begun, Process::of(observer.id()), 0).await.unwrap();
+        daemon.make("j", "tmp-1").await;
+        end(observer);
+        let daemon = if meets_daemon {
+            daemon.jobs.inner.finish_job(daemon.number_of("j"), JobEnd::Orphaned).unwrap();
+            daemon
+        } else {
+            daemon.ends().await
+        };
+        daemon.until_settled().await;
+        assert!(daemon.has("tmp-1").await);
+        assert!(!daemon.jobs.inner.registry.runs("j"));
+        end(observed);
+    }
+}
+
+/// SEMANTICS 85: "It is removed when the last job that used it ends." An unmount ends no job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_and_its_local_files_outlive_an_unmount() {
+    let daemon = Daemon::start().await;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    daemon.make("j", "tmp-1").await;
+    let daemon = daemon.ends().await;
+    assert!(daemon.jobs.inner.registry.runs("j") && daemon.has("tmp-1").await);
+    let ended = daemon.jobs.end_job("j".into(), myself(), false).await.unwrap();
+    assert!(ended.is_some_and(|job| job.interrupted));
+    daemon.until_gone("tmp-1").await;
+}
+
+/// What a job used before an unmount is reported, if it ends before the next mount.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_report_of_a_job_that_ends_while_there_is_no_mount_is_kept() {
+    let daemon = Daemon::start().await;
+    let client = client();
+    daemon.jobs.begin_job(request("j"), Process::of(client.id()), 0).await.unwrap();
+    daemon.make("j", "result").await;
+    daemon.jobs.shutdown().await.unwrap();
+    end(client);
+    let daemon = daemon.is_followed().await;
+    let (job, files) = daemon.jobs.job("j".into()).await.unwrap().unwrap();
+    assert!(job.ended_unix.is_some() && job.interrupted);
+    assert_eq!((job.file_count, files.len(), files[0].path.as_str()), (1, 1, "result"));
 }
 
 /// `observe` that is interrupted leaves the leases of its job, since the job may go on.
