@@ -1,7 +1,7 @@
 //! Ended and running jobs, stored as JSON, so that other versions of this program can read the records. Beside them, the
 //! files that never go to the pool and that a job uses: those are removed after the job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
@@ -43,6 +43,18 @@ pub struct JobHead {
     #[serde(default)]
     pub slurm_job: Option<String>,
 }
+
+/// A file of the overlay that a job used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOfJob {
+    pub ino: Ino,
+    /// The job made it, or wrote to it.
+    pub is_changed: bool,
+}
+
+/// The key of the record that a job uses a local file, or that it made or wrote one.
+const USED: u8 = b'l';
+const CHANGED: u8 = b'w';
 
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
     [[kind].as_slice(), &serial.to_be_bytes()].concat()
@@ -115,21 +127,34 @@ impl Catalog {
         Ok(batch)
     }
 
-    /// Records that a job uses a file that never goes to the pool, and that is to be removed after the job.
-    pub fn put_local_file(&self, job: JobSerial, ino: Ino) -> Result<()> {
+    /// Records that a job uses a file that never goes to the pool. That the job changed it is a key of its own, so that no
+    /// later record of a use takes it back.
+    pub fn put_local_file(&self, job: JobSerial, file: FileOfJob) -> Result<()> {
         let mut batch = self.batch();
-        batch.put_raw(cf::JOBS, &[key(b'l', job).as_slice(), &ino.0.to_be_bytes()].concat(), b"");
+        for kind in [Some(USED), file.is_changed.then_some(CHANGED)].into_iter().flatten() {
+            batch.put_raw(cf::JOBS, &[key(kind, job).as_slice(), &file.ino.0.to_be_bytes()].concat(), b"");
+        }
         self.write(batch)
     }
 
     /// Returns the files that were recorded for all jobs.
-    pub fn local_files(&self) -> Result<BTreeMap<JobSerial, Vec<Ino>>> {
-        let mut files: BTreeMap<JobSerial, Vec<Ino>> = BTreeMap::new();
-        self.scan(cf::JOBS, b"l", |key, _| {
-            let Some((job, ino)) = key.strip_prefix(b"l").and_then(|ids| ids.split_at_checked(8)) else {
+    pub fn local_files(&self) -> Result<BTreeMap<JobSerial, Vec<FileOfJob>>> {
+        let changed: HashSet<(JobSerial, Ino)> = self.files_by_job(CHANGED)?.into_iter().collect();
+        let mut files: BTreeMap<JobSerial, Vec<FileOfJob>> = BTreeMap::new();
+        for (job, ino) in self.files_by_job(USED)? {
+            let is_changed = changed.contains(&(job, ino));
+            files.entry(job).or_default().push(FileOfJob { ino, is_changed });
+        }
+        Ok(files)
+    }
+
+    fn files_by_job(&self, kind: u8) -> Result<Vec<(JobSerial, Ino)>> {
+        let mut files = Vec::new();
+        self.scan(cf::JOBS, &[kind], |key, _| {
+            let Some((job, ino)) = key.strip_prefix(&[kind]).and_then(|ids| ids.split_at_checked(8)) else {
                 return Ok(false);
             };
-            files.entry(super::id_of(job)?).or_default().push(Ino(super::id_of(ino)?));
+            files.push((super::id_of(job)?, Ino(super::id_of(ino)?)));
             Ok(true)
         })?;
         Ok(files)
@@ -143,14 +168,17 @@ impl Catalog {
     }
 
     fn forget_local_files_by(&self, batch: &mut Batch<'_>, job: JobSerial) -> Result<()> {
-        let prefix = key(b'l', job);
-        self.scan(cf::JOBS, &prefix, |key, _| {
-            let is_of_job = key.starts_with(&prefix);
-            if is_of_job {
-                batch.delete_raw(cf::JOBS, key);
-            }
-            Ok(is_of_job)
-        })
+        for kind in [USED, CHANGED] {
+            let prefix = key(kind, job);
+            self.scan(cf::JOBS, &prefix, |key, _| {
+                let is_of_job = key.starts_with(&prefix);
+                if is_of_job {
+                    batch.delete_raw(cf::JOBS, key);
+                }
+                Ok(is_of_job)
+            })?;
+        }
+        Ok(())
     }
 
     fn prune_jobs(&self) -> Result<()> {
@@ -238,16 +266,17 @@ mod tests {
     fn files_are_recorded_and_forgotten_for_each_job() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
-        for (job, ino) in [(1, 7), (2, 8), (2, 7), (2, 8), (256, 9)] {
-            catalog.put_local_file(job, Ino(ino)).unwrap();
+        let file = |ino, is_changed| FileOfJob { ino: Ino(ino), is_changed };
+        for (job, ino, is_changed) in [(1, 7, false), (2, 8, true), (2, 7, false), (2, 8, false), (256, 9, false)] {
+            catalog.put_local_file(job, file(ino, is_changed)).unwrap();
         }
         catalog.put_job(2, &mut head("2", None), None).unwrap();
         let known = |job: JobSerial| catalog.local_files().unwrap().remove(&job);
-        assert_eq!([known(1), known(2), known(3)], [Some(vec![Ino(7)]), Some(vec![Ino(7), Ino(8)]), None]);
+        assert_eq!([known(1), known(2), known(3)], [Some(vec![file(7, false)]), Some(vec![file(7, false), file(8, true)]), None]);
         catalog.forget_local_files(2).unwrap();
-        assert_eq!([known(1), known(2), known(256)], [Some(vec![Ino(7)]), None, Some(vec![Ino(9)])]);
+        assert_eq!([known(1), known(2), known(256)], [Some(vec![file(7, false)]), None, Some(vec![file(9, false)])]);
         catalog.put_unseen_job(1, &mut head("1", Some(2)), None).unwrap();
-        assert_eq!([known(1), known(256)], [None, Some(vec![Ino(9)])], "its processes go on");
+        assert_eq!([known(1), known(256)], [None, Some(vec![file(9, false)])], "its processes go on");
         let mut jobs = 0;
         let all = catalog.jobs(|_, _| {
             jobs += 1;
@@ -275,7 +304,7 @@ mod tests {
         let mut batch = catalog.batch();
         batch.put_raw(cf::JOBS, &key(b'h', 7), b"{}");
         catalog.write(batch).unwrap();
-        catalog.put_local_file(9, Ino(1)).unwrap();
+        catalog.put_local_file(9, FileOfJob { ino: Ino(1), is_changed: true }).unwrap();
         assert_eq!(catalog.newest_job().unwrap(), Some(7));
     }
 }

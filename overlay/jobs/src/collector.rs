@@ -7,6 +7,7 @@
 //! processes. The next worker goes on with those jobs whose clients live, adds their processes and all descendants, and
 //! marks the report as interrupted.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
 use forebay_catalog::{JobHead, JobSerial};
+use forebay_engine::EndedJob;
 use forebay_system::capabilities;
 use forebay_system::clock::unix_now;
 use forebay_system::process::Process;
@@ -186,7 +188,11 @@ impl JobsInner {
         }
         let mut local = self.engine.catalog().local_files()?;
         let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
+        let mut users = HashMap::new();
         self.engine.catalog().jobs(|serial, head| {
+            if local.contains_key(&serial) {
+                users.insert(serial, head.summary.uid);
+            }
             if head.summary.ended_unix.is_none() {
                 found.push((serial, head));
             }
@@ -222,8 +228,8 @@ impl JobsInner {
             self.go_ahead_of(number);
         }
         // The files of all jobs that run are known now.
-        for (ended, files) in local {
-            self.settle_files(ended, files, false);
+        for (job, files) in local {
+            self.settle_files(job, EndedJob { user: users.get(&job).copied(), files }, false);
         }
         self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive))
     }

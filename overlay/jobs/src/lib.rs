@@ -53,7 +53,7 @@ use forebay_backends::Result;
 use forebay_cache::ContentId;
 use forebay_catalog::{JobHead, JobSerial};
 use forebay_ebpf::NO_JOB;
-use forebay_engine::{Advisor, Foreseen, Ino, Means, Opened, Overlay, blocking};
+use forebay_engine::{Advisor, EndedJob, FileOfJob, Foreseen, Ino, Means, Opened, Overlay, blocking};
 use forebay_policy::JobFacts;
 use forebay_system::process::Process;
 use futures::FutureExt;
@@ -362,6 +362,10 @@ impl Advisor for Advice {
         self.0.upgrade().map(|inner| inner.registry.jobs_of(ino)).unwrap_or_default()
     }
 
+    fn takes_over(&self, ino: Ino) -> bool {
+        self.0.upgrade().is_some_and(|inner| inner.take_over(ino))
+    }
+
     fn user_of(&self, owner: &str) -> Option<u32> {
         let inner = self.0.upgrade()?;
         let of_allocation = || inner.engine.catalog().allocation(owner).ok()?.map(|allocation| allocation.uid);
@@ -450,6 +454,15 @@ impl Jobs {
 
     /// Counts an open of a file by a job.
     pub fn note_open(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
+        self.note_opened(job, ino, opened, false);
+    }
+
+    /// Counts that a job made a file, and opened it.
+    pub fn note_create(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
+        self.note_opened(job, ino, opened, true);
+    }
+
+    fn note_opened(&self, job: Option<u32>, ino: Ino, opened: &Opened, is_made: bool) {
         if let (true, Some(content)) = (self.inner.registry.any(), &opened.resident) {
             self.inner.registry.contents.lock().put(ContentId(content.id), ino);
             if let (Some(job), true) = (job, opened.fetched_bytes > 0) {
@@ -457,7 +470,8 @@ impl Jobs {
                 *fetched.get_or_insert_mut((job, ino), || 0) += opened.fetched_bytes;
             }
         }
-        self.note(job, ino, Traffic { opens: 1, ..Traffic::default() }, PartMap::default());
+        let traffic = Traffic { opens: 1, ..Traffic::default() };
+        self.note_use(job, ino, traffic, PartMap::default(), is_made);
     }
 
     /// Counts a read through the daemon. `cached`: the read goes through the page cache, where the observer sees it.
@@ -484,6 +498,10 @@ impl Jobs {
     }
 
     fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap) {
+        self.note_use(job, ino, traffic, parts, false);
+    }
+
+    fn note_use(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap, is_made: bool) {
         let Some(job) = job else { return };
         let counted = TrafficUpdate {
             job,
@@ -493,6 +511,7 @@ impl Jobs {
             old: Traffic::default(),
             new: traffic,
             parts,
+            is_made,
         };
         self.inner.count_use(counted);
     }
@@ -513,30 +532,42 @@ impl JobsInner {
         self.engine.note_uses(read);
     }
 
-    fn count_use(&self, TrafficUpdate { job, file, path, first_ns, old, new, parts }: TrafficUpdate) {
+    fn count_use(&self, counted: TrafficUpdate) {
+        let is_change = counted.is_change();
+        let TrafficUpdate { job, file, path, first_ns, old, new, parts, is_made } = counted;
         if job == NO_JOB {
             return self.registry.table.lock().others.replace(&old, &new);
         }
         let (needs_path, first_of) = {
             let table = self.registry.table.lock();
             let Some(running) = table.running.get(&job) else { return };
-            let first_of = || (running.serial, running.goes_on.clone());
-            (running.uses.needs_path(&file), running.uses.counts_as_new(&file).then(first_of))
+            let uses = &running.uses;
+            let is_first = uses.counts_as_new(&file) || (is_change && uses.counts_as_changed(&file));
+            let first_of = || (running.serial, running.head.summary.uid, running.goes_on.clone());
+            (uses.needs_path(&file), is_first.then(first_of))
         };
-        if let (Some((serial, _)), FileId::Overlay(ino)) = (&first_of, &file) {
-            self.note_local_file(*serial, *ino);
+        let of_job = match &file {
+            FileId::Overlay(ino) => Some(FileOfJob { ino: *ino, is_changed: is_change }),
+            FileId::Pool(_) => None,
+        };
+        if let (Some((serial, ..)), Some(file)) = (&first_of, of_job) {
+            self.note_local_file(*serial, file);
         }
         let path = if needs_path { self.path_now(&file).or(path) } else { None };
         let has_ended = match self.registry.table.lock().running.get_mut(&job) {
             Some(running) => {
                 running.uses.count(&file, first_ns, path, &old, &new, &parts);
+                if is_made {
+                    running.uses.note_changed(&file);
+                }
                 false
             }
             None => true,
         };
         // The end of the job did not see the file.
-        if let (true, Some((serial, goes_on)), FileId::Overlay(ino)) = (has_ended, first_of, &file) {
-            self.settle_files(serial, vec![*ino], goes_on.load(Ordering::Acquire));
+        if let (true, Some((serial, user, goes_on)), Some(file)) = (has_ended, first_of, of_job) {
+            let ended = EndedJob { user: Some(user), files: vec![file] };
+            self.settle_files(serial, ended, goes_on.load(Ordering::Acquire));
         }
     }
 

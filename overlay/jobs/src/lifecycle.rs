@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobHead, JobSerial};
-use forebay_engine::{Ino, blocking};
+use forebay_engine::{EndedJob, FileOfJob, Ino, blocking};
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 use futures::FutureExt;
 
-use super::accounting::Accounting;
+use super::accounting::{Accounting, FileId};
 use super::{JobTable, Jobs, MISSING_LOST, Running, attribution, slurm_steps};
 use crate::JobsInner;
 
@@ -285,7 +285,8 @@ impl JobsInner {
         ended.head.summary.interrupted |= end != JobEnd::Told;
         let used = self.used_files(&ended.uses);
         ended.head.summary = ended.summary();
-        self.settle_files(ended.serial, ended.uses.overlay_files(), goes_on);
+        let over = EndedJob { user: Some(ended.head.summary.uid), files: ended.uses.overlay_files() };
+        self.settle_files(ended.serial, over, goes_on);
         let ahead = self.end_ahead(ended.serial);
         let is_whole = self.registry.lost_uses() == ended.lost_before;
         if !is_whole {
@@ -349,32 +350,56 @@ impl JobsInner {
 
     /// Records that a job uses a file, if the file never goes to the pool: it is removed at the end of the job, also if
     /// this daemon does not see that end.
-    pub(super) fn note_local_file(&self, job: JobSerial, ino: Ino) {
-        if self.engine.is_local_file(ino)
-            && let Err(error) = self.engine.catalog().put_local_file(job, ino)
-        {
+    pub(super) fn note_local_file(&self, job: JobSerial, file: FileOfJob) {
+        if self.engine.is_local_file(file.ino) {
+            self.record_local_file(job, file);
+        }
+    }
+
+    fn record_local_file(&self, job: JobSerial, file: FileOfJob) {
+        if let Err(error) = self.engine.catalog().put_local_file(job, file) {
             tracing::warn!(%error, "a file that never goes to the pool may outlive the job that uses it");
         }
     }
 
+    /// Leaves a local file, which is to be removed, to the running jobs that use it or may use it. Returns whether there
+    /// are any.
+    pub(super) fn take_over(&self, ino: Ino) -> bool {
+        if !self.registry.any() {
+            return false;
+        }
+        let takers: Vec<JobSerial> = {
+            let mut table = self.registry.table.lock();
+            let users = table.running.values_mut().filter(|running| running.uses.may_have_used(&FileId::Overlay(ino)));
+            users
+                .map(|running| {
+                    running.uses.take_over(ino);
+                    running.serial
+                })
+                .collect()
+        };
+        takers.iter().for_each(|job| self.record_local_file(*job, FileOfJob { ino, is_changed: true }));
+        !takers.is_empty()
+    }
+
     /// Lets the engine flush or remove the files that waited for the end of a job. `goes_on`: its processes go on, so
     /// nothing is removed.
-    pub(super) fn settle_files(&self, job: JobSerial, mut used: Vec<Ino>, goes_on: bool) {
+    pub(super) fn settle_files(&self, job: JobSerial, mut ended: EndedJob, goes_on: bool) {
         let engine = self.engine.clone();
         let task = async move {
             let mut settled = Ok(());
             if goes_on {
-                engine.job_left(&std::mem::take(&mut used));
+                engine.job_left(&std::mem::take(&mut ended.files));
             } else {
-                settled = engine.job_ended(&mut used).await;
+                settled = engine.job_ended(&mut ended).await;
             }
             // What is not removed by the time that this daemon ends, the next one tries again.
-            while !used.is_empty() {
+            while !ended.files.is_empty() {
                 let again = tokio::time::sleep(SETTLE_AGAIN);
                 if engine.stop().run_until_cancelled(again).await.is_none() {
                     break;
                 }
-                settled = engine.remove_local_files(&mut used).await;
+                settled = engine.remove_local_files(&mut ended).await;
             }
             let forgotten = blocking(move || settled.and_then(|()| engine.catalog().forget_local_files(job))).await;
             if let Err(error) = forgotten {

@@ -118,6 +118,15 @@ pub struct TrafficUpdate {
     pub old: Traffic,
     pub new: Traffic,
     pub parts: PartMap,
+    /// The job made the file.
+    pub is_made: bool,
+}
+
+impl TrafficUpdate {
+    /// Returns whether the job made the file, or wrote to it.
+    pub fn is_change(&self) -> bool {
+        self.is_made || self.new.written_bytes > self.old.written_bytes
+    }
 }
 
 impl Watch {
@@ -216,6 +225,7 @@ impl Watch {
                     old: old.unwrap_or_default(),
                     new,
                     parts: PartMap::new(record.shift, record.read, record.written),
+                    is_made: false,
                 });
             } else {
                 resting.push(*key);

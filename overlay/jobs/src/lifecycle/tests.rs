@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_api::operator::StageRequest;
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Expected, Piece, Pool, PoolPath, Time};
-use forebay_engine::{Caller, Lookup, Options, Overlay, Policy, TestOptions, content_io, summary};
+use forebay_engine::{Caller, Lookup, Opened, Options, Overlay, Policy, TestOptions, content_io, summary};
 use forebay_policy::JobFacts;
 use forebay_prefetch::signature::Invocation;
 
@@ -111,14 +111,26 @@ impl Daemon {
         self.jobs.inner.registry.number_of(id).unwrap()
     }
 
-    /// A job makes a file.
+    /// A job of root makes a file.
     async fn make(&self, id: &str, name: &str) -> Ino {
-        let made = self.jobs.inner.engine.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, CALLER).await;
-        let ino = made.unwrap().0.attr.ino;
+        let ino = self.make_as(CALLER.uid, name).await;
         self.jobs.note_write(Some(self.number_of(id)), ino, 0..1);
+        ino
+    }
+
+    /// A user makes a file outside of all jobs.
+    async fn make_as(&self, uid: u32, name: &str) -> Ino {
+        let caller = Caller { uid, gid: uid, pid: 1 };
+        let made = self.jobs.inner.engine.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, caller).await;
+        let ino = made.unwrap().0.attr.ino;
         self.jobs.inner.engine.close(ino, true).await.unwrap();
         self.jobs.inner.engine.release(ino, RDWR);
         ino
+    }
+
+    /// A job reads a file through the daemon.
+    fn read_by(&self, id: &str, ino: Ino) {
+        self.jobs.note_read(Some(self.number_of(id)), ino, 0..1, false);
     }
 
     async fn has(&self, name: &str) -> bool {
@@ -149,6 +161,11 @@ fn request(id: &str) -> JobRequest {
     }
 }
 
+/// An open through the daemon.
+fn opened() -> Opened {
+    Opened { resident: None, pages: Default::default(), no_flush: true, missed: false, fetched_bytes: 0 }
+}
+
 fn client() -> Child {
     Command::new("/bin/sleep").arg("600").spawn().unwrap()
 }
@@ -162,7 +179,8 @@ fn myself() -> Process {
     Process::of(std::process::id())
 }
 
-/// SEMANTICS 85: "It is removed when the last job that used it ends."
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_file_that_a_job_made_before_its_daemon_died_is_removed_with_the_job() {
     let daemon = Daemon::start().await;
@@ -193,7 +211,8 @@ async fn a_local_file_that_a_job_made_before_its_daemon_died_is_removed_with_the
     end(other);
 }
 
-/// SEMANTICS 85: "It is removed when the last job that used it ends." `observe` that is interrupted ends no job.
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner." `observe` that is interrupted ends no job.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_file_of_a_job_that_goes_on_unobserved_stays() {
     let daemon = Daemon::start().await;
@@ -230,7 +249,8 @@ async fn a_local_file_of_processes_that_outlive_their_observer_stays() {
     }
 }
 
-/// SEMANTICS 85: "It is removed when the last job that used it ends." An unmount ends no job.
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner." An unmount ends no job.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_and_its_local_files_outlive_an_unmount() {
     let daemon = Daemon::start().await;
@@ -240,6 +260,95 @@ async fn a_job_and_its_local_files_outlive_an_unmount() {
     assert!(daemon.jobs.inner.registry.runs("j") && daemon.has("tmp-1").await);
     let ended = daemon.jobs.end_job("j".into(), myself(), false).await.unwrap();
     assert!(ended.is_some_and(|job| job.interrupted));
+    daemon.until_gone("tmp-1").await;
+}
+
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner." So does the next daemon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_removes_no_local_file_of_another_user_that_it_only_read() {
+    const OWNER: u32 = 1000;
+    const READER: u32 = 2000;
+    for dies in [false, true] {
+        let daemon = Daemon::start().await;
+        let client = client();
+        daemon.jobs.begin_job(request("j"), Process::of(client.id()), READER).await.unwrap();
+        let number = Some(daemon.number_of("j"));
+        for (owner, name) in [(OWNER, "tmp-read"), (OWNER, "tmp-written"), (OWNER, "tmp-made"), (READER, "tmp-own")] {
+            let ino = daemon.make_as(owner, name).await;
+            daemon.read_by("j", ino);
+            match name {
+                "tmp-written" => daemon.jobs.note_write(number, ino, 0..1),
+                "tmp-made" => daemon.jobs.note_create(number, ino, &opened()),
+                _ => {}
+            }
+        }
+        let daemon = if dies {
+            end(client);
+            daemon.dies().await
+        } else {
+            daemon.jobs.end_job("j".into(), Process::of(client.id()), false).await.unwrap();
+            end(client);
+            daemon
+        };
+        daemon.until_settled().await;
+        for (name, stays) in [("tmp-read", true), ("tmp-written", false), ("tmp-made", false), ("tmp-own", false)] {
+            assert_eq!(daemon.has(name).await, stays, "{name}");
+        }
+    }
+}
+
+/// The job that could remove the file ended before one that only read it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_file_that_a_job_of_another_user_still_reads_is_removed_with_that_job() {
+    for dies in [false, true] {
+        let mut daemon = Daemon::start().await;
+        daemon.jobs.begin_job(request("makes"), myself(), 0).await.unwrap();
+        daemon.jobs.begin_job(request("reads"), myself(), 2000).await.unwrap();
+        let ino = daemon.make("makes", "tmp-1").await;
+        daemon.read_by("reads", ino);
+        daemon.jobs.end_job("makes".into(), myself(), false).await.unwrap();
+        let begun = Instant::now();
+        while daemon.jobs.inner.engine.catalog().local_files().unwrap().len() > 1 {
+            assert!(begun.elapsed() < WAIT, "the end of the job is not settled");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(daemon.has("tmp-1").await, "it is read");
+        if dies {
+            daemon = daemon.dies().await;
+        }
+        daemon.jobs.end_job("reads".into(), myself(), false).await.unwrap();
+        daemon.until_gone("tmp-1").await;
+    }
+}
+
+/// A job with more files than are counted may use any file.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_local_file_is_removed_while_a_job_runs_whose_files_are_not_all_known() {
+    let daemon = Daemon::start().await;
+    for id in ["large", "short"] {
+        daemon.jobs.begin_job(request(id), myself(), 0).await.unwrap();
+    }
+    {
+        let number = daemon.number_of("large");
+        let mut table = daemon.jobs.inner.registry.table.lock();
+        let uses = &mut table.running.get_mut(&number).unwrap().uses;
+        let (none, parts) = (Traffic::default(), PartMap::default());
+        for at in 0..crate::accounting::FILES_KNOWN as u64 {
+            uses.count(&crate::FileId::Overlay(Ino(1_000_000 + at)), at, None, &none, &none, &parts);
+        }
+    }
+    let ino = daemon.make("large", "tmp-1").await;
+    daemon.jobs.note_write(Some(daemon.number_of("short")), ino, 0..1);
+    daemon.jobs.end_job("short".into(), myself(), false).await.unwrap();
+    let begun = Instant::now();
+    let is_left = || daemon.jobs.inner.registry.jobs_of(ino).len() == 1;
+    while daemon.has("tmp-1").await && !is_left() {
+        assert!(begun.elapsed() < WAIT, "the end of the job is not settled");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(daemon.has("tmp-1").await, "the large job may use it");
+    daemon.jobs.end_job("large".into(), myself(), false).await.unwrap();
     daemon.until_gone("tmp-1").await;
 }
 
