@@ -126,6 +126,7 @@ pub use forebay_policy::Policy;
 pub(crate) use namespace::NamesState;
 pub use job_end::EndedJob;
 pub use namespace::{DirOrder, Placed};
+pub use paths::PathTooLong;
 pub use peers::{Holding, Loan, PeerSource, PeerWish};
 pub use policy_changes::PolicyChange;
 pub use resident_tree::{ResidentDirectory, ResidentTree};

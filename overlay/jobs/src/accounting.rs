@@ -12,9 +12,14 @@ use forebay_api::operator::TypedPath;
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
 use forebay_engine::{FileOfJob, Ino};
 
-/// Files of one job that are reported. Each takes some 300 bytes: ten megabytes for a job that reads everything.
+/// Files of one job that are reported. Each takes some 300 bytes and its path: ten megabytes for a job that reads
+/// everything.
 pub const FILES_MAX: usize = 32_768;
-/// Files beyond `FILES_MAX` that are counted, at most: thirteen megabytes.
+/// A file with a longer path, encoded, is counted, and not reported: profiles have no longer ones, either.
+pub const PATH_BYTES_MAX: usize = forebay_prefetch::profile::PATH_BYTES_MAX;
+/// Bytes of the paths of all files of one job that are reported.
+pub const PATHS_BYTES_MAX: usize = FILES_MAX * 256;
+/// Files that are not reported, and are counted, at most: thirteen megabytes.
 const OMITTED_MAX: usize = 262_144;
 /// Files that a job is known to use, at most.
 #[cfg(test)]
@@ -173,7 +178,9 @@ pub struct JobFileUse {
 #[derive(Debug, Default)]
 pub struct Accounting {
     files: HashMap<FileId, JobFileUse>,
-    /// Files beyond `FILES_MAX`, and whether the job changed them.
+    /// The bytes of their paths.
+    path_bytes: usize,
+    /// Files beyond the limits, and whether the job changed them.
     omitted: HashMap<OmittedFile, bool>,
     /// Files that never go to the pool and that the job used when another daemon counted, or whose removal another job
     /// left to it; and whether this job may remove them as if it had changed them.
@@ -211,7 +218,16 @@ impl Accounting {
 
     /// Returns whether `count` needs the path of this file.
     pub fn needs_path(&self, file: &FileId) -> bool {
-        !self.files.contains_key(file) && self.files.len() < FILES_MAX
+        let has_room = self.files.len() < FILES_MAX && self.path_bytes < PATHS_BYTES_MAX;
+        has_room && !self.files.contains_key(file) && !self.omitted.contains_key(&OmittedFile::of(file))
+    }
+
+    /// Returns the bytes that the path of a file takes here.
+    fn bytes_of(file: &FileId, path: &TypedPath) -> usize {
+        match file {
+            FileId::Overlay(_) => path.len(),
+            FileId::Pool(id) => path.len() + id.len(),
+        }
     }
 
     /// Returns whether the next use of this file is the first one, and can be counted.
@@ -284,7 +300,7 @@ impl Accounting {
     }
 
     /// Replaces the counts `old` of a file by `new`. `path` is the present path of the file, needed if the file may be
-    /// new.
+    /// new: without it, a new file is counted, and not reported.
     pub fn count(
         &mut self,
         file: &FileId,
@@ -295,14 +311,14 @@ impl Accounting {
         parts: &PartMap,
     ) {
         self.sum.replace(old, new);
-        if self.files.contains_key(file) || self.files.len() < FILES_MAX {
-            let known = self.files.entry(file.clone()).or_insert_with(|| JobFileUse {
-                first_ns,
-                path: path.unwrap_or_default(),
-                traffic: Traffic::default(),
-                parts: PartMap::default(),
-                is_changed: false,
-            });
+        if let (true, Some(path)) = (self.needs_path(file), path)
+            && self.path_bytes + Self::bytes_of(file, &path) <= PATHS_BYTES_MAX
+        {
+            self.path_bytes += Self::bytes_of(file, &path);
+            let (traffic, parts) = (Traffic::default(), PartMap::default());
+            self.files.insert(file.clone(), JobFileUse { first_ns, path, traffic, parts, is_changed: false });
+        }
+        if let Some(known) = self.files.get_mut(file) {
             known.first_ns = known.first_ns.min(first_ns);
             known.traffic.replace(old, new);
             known.parts.add(parts);
@@ -405,12 +421,26 @@ mod tests {
     }
 
     #[test]
+    fn the_paths_of_a_job_take_no_more_than_their_limit() {
+        let mut uses = Accounting::default();
+        let (none, path) = (Traffic::default(), "x".repeat(PATH_BYTES_MAX));
+        let all = 2 * PATHS_BYTES_MAX / PATH_BYTES_MAX;
+        for at in 0..all as u64 {
+            uses.count(&FileId::Overlay(Ino(at)), at, Some(path.clone()), &none, &none, &PartMap::default());
+        }
+        uses.count(&FileId::Pool("p".into()), 0, Some("p".into()), &none, &none, &PartMap::default());
+        let bytes: usize = uses.ranked().iter().map(|(_, used)| used.path.len()).sum();
+        assert!((PATHS_BYTES_MAX - PATH_BYTES_MAX..=PATHS_BYTES_MAX).contains(&bytes), "{bytes}");
+        assert_eq!(uses.len() + uses.omitted(), all + 1, "the others are counted");
+    }
+
+    #[test]
     fn a_job_that_does_not_know_all_its_files_may_have_used_any() {
         let mut uses = Accounting::default();
         let none = Traffic::default();
         for at in 0..FILES_KNOWN as u64 {
             assert!(!uses.may_have_used(&FileId::Overlay(Ino(9))), "{at}");
-            uses.count(&FileId::Overlay(Ino(1_000 + at)), at, None, &none, &none, &PartMap::default());
+            uses.count(&FileId::Overlay(Ino(1_000 + at)), at, Some(String::new()), &none, &none, &PartMap::default());
         }
         assert!(uses.may_have_used(&FileId::Overlay(Ino(9))) && !uses.has_used(&FileId::Overlay(Ino(9))));
         uses.take_over(Ino(9));

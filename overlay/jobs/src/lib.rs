@@ -14,7 +14,7 @@
 //! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as a process that began or joined it, or as its allocation |
 //! | `attribution` | thread → job: by the tasks of the observer, else by the parents in /proc, else by the cgroup |
 //! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
-//! | `accounting` | the files of one job, at most `FILES_MAX`; more files count in the sums alone |
+//! | `accounting` | the files of one job, at most `FILES_MAX`; more files, and those with long paths, count in the sums alone |
 //! | `observer_activation` | when the observer is attached |
 //! | `collector` | the thread of all jobs |
 //! | `shown` | reports for operators |
@@ -53,14 +53,14 @@ use forebay_backends::Result;
 use forebay_cache::ContentId;
 use forebay_catalog::{JobHead, JobSerial};
 use forebay_ebpf::NO_JOB;
-use forebay_engine::{Advisor, EndedJob, FileOfJob, Foreseen, Ino, Means, Opened, Overlay, blocking};
+use forebay_engine::{Advisor, EndedJob, FileOfJob, Foreseen, Ino, Means, Opened, Overlay, PathTooLong, blocking};
 use forebay_policy::JobFacts;
 use forebay_system::process::Process;
 use futures::FutureExt;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use accounting::{Accounting, PartMap};
+use accounting::{Accounting, PATH_BYTES_MAX, PartMap};
 use accounting::{FileId, UsedFile};
 use allocations::Allocations;
 use attribution::Attribution;
@@ -553,7 +553,9 @@ impl JobsInner {
         if let (Some((serial, ..)), Some(file)) = (&first_of, of_job) {
             self.note_local_file(*serial, file);
         }
-        let path = if needs_path { self.path_now(&file).or(path) } else { None };
+        // A file whose path is too long to be reported has none here.
+        let now = if needs_path { self.path_now(&file).ok() } else { None };
+        let path = now.map(|now| now.or(path).unwrap_or_default());
         let has_ended = match self.registry.table.lock().running.get_mut(&job) {
             Some(running) => {
                 running.uses.count(&file, first_ns, path, &old, &new, &parts);
@@ -572,11 +574,18 @@ impl JobsInner {
     }
 
     /// Returns the present path of a file. `None`: it has no name any more.
-    fn path_now(&self, file: &FileId) -> Option<TypedPath> {
-        match file {
-            FileId::Overlay(ino) => self.engine.path_of(*ino).map(|path| paths::encode(path.as_bytes())),
+    ///
+    /// # Errors
+    /// The path is too long to be reported.
+    fn path_now(&self, file: &FileId) -> std::result::Result<Option<TypedPath>, PathTooLong> {
+        let path = match file {
+            FileId::Overlay(ino) => {
+                let path = self.engine.path_within(*ino, PATH_BYTES_MAX)?;
+                path.map(|path| paths::encode(path.as_bytes()))
+            }
             FileId::Pool(path) => Some(path.clone()),
-        }
+        };
+        if path.as_ref().is_some_and(|path| path.len() > PATH_BYTES_MAX) { Err(PathTooLong) } else { Ok(path) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
 use forebay_backends::Result;
 
-use super::accounting::{Accounting, FileId, JobFileUse, PartMap, UsedFile};
+use super::accounting::{Accounting, FileId, JobFileUse, PATHS_BYTES_MAX, PartMap, UsedFile};
 use super::{FRESH, Running};
 use crate::JobsInner;
 
@@ -64,12 +64,10 @@ impl JobsInner {
     /// Returns the files of a job that has ended, in the order of their first uses.
     pub(super) fn used_files(&self, uses: &Accounting) -> Vec<UsedFile> {
         let ranked = self.ranked(uses);
+        let ids: Vec<FileId> = ranked.iter().map(|(id, _)| id.clone()).collect();
         let parts = uses.ranked().into_iter().map(|(_, used)| used.parts);
-        let used = |((id, shown), parts): ((FileId, JobFile), PartMap)| {
-            let path = self.path_now(&id).unwrap_or_else(|| shown.path.clone());
-            UsedFile { id, parts, shown: JobFile { path, ..shown } }
-        };
-        ranked.into_iter().zip(parts).map(used).collect()
+        let used = |((id, parts), shown): ((FileId, PartMap), JobFile)| UsedFile { id, parts, shown };
+        ids.into_iter().zip(parts).zip(self.named(ranked)).map(used).collect()
     }
 
     /// Returns the files of a job, by the names that they had at their first use.
@@ -87,11 +85,15 @@ impl JobsInner {
         uses.ranked().into_iter().enumerate().map(file).collect()
     }
 
-    /// Replaces the names by the present ones, where the files have one.
+    /// Replaces the names by the present ones, where the files have one, as long as there is room for them: renames may have
+    /// made them longer.
     pub(super) fn named(&self, ranked: Vec<(FileId, JobFile)>) -> Vec<JobFile> {
-        let named = |(file, shown): (FileId, JobFile)| match self.path_now(&file) {
-            Some(path) => JobFile { path, ..shown },
-            None => shown,
+        let mut room_bytes = PATHS_BYTES_MAX;
+        let named = |(file, shown): (FileId, JobFile)| {
+            let now = self.path_now(&file).ok().flatten().filter(|path| path.len() <= room_bytes);
+            let path = now.unwrap_or_else(|| shown.path.clone());
+            room_bytes = room_bytes.saturating_sub(path.len());
+            JobFile { path, ..shown }
         };
         ranked.into_iter().map(named).collect()
     }

@@ -120,8 +120,12 @@ impl Daemon {
 
     /// A user makes a file outside of all jobs.
     async fn make_as(&self, uid: u32, name: &str) -> Ino {
+        self.make_in(Ino::ROOT, uid, name).await
+    }
+
+    async fn make_in(&self, dir: Ino, uid: u32, name: &str) -> Ino {
         let caller = Caller { uid, gid: uid, pid: 1 };
-        let made = self.jobs.inner.engine.create(Ino::ROOT, name.as_bytes(), 0o644, 0, RDWR, caller).await;
+        let made = self.jobs.inner.engine.create(dir, name.as_bytes(), 0o644, 0, RDWR, caller).await;
         let ino = made.unwrap().0.attr.ino;
         self.jobs.inner.engine.close(ino, true).await.unwrap();
         self.jobs.inner.engine.release(ino, RDWR);
@@ -335,7 +339,7 @@ async fn no_local_file_is_removed_while_a_job_runs_whose_files_are_not_all_known
         let uses = &mut table.running.get_mut(&number).unwrap().uses;
         let (none, parts) = (Traffic::default(), PartMap::default());
         for at in 0..crate::accounting::FILES_KNOWN as u64 {
-            uses.count(&crate::FileId::Overlay(Ino(1_000_000 + at)), at, None, &none, &none, &parts);
+            uses.count(&crate::FileId::Overlay(Ino(1_000_000 + at)), at, Some(String::new()), &none, &none, &parts);
         }
     }
     let ino = daemon.make("large", "tmp-1").await;
@@ -350,6 +354,31 @@ async fn no_local_file_is_removed_while_a_job_runs_whose_files_are_not_all_known
     assert!(daemon.has("tmp-1").await, "the large job may use it");
     daemon.jobs.end_job("large".into(), myself(), false).await.unwrap();
     daemon.until_gone("tmp-1").await;
+}
+
+/// A path through nested directories may have half a MiB, and a job may use any number of such files.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_with_very_long_paths_are_counted_without_their_paths() {
+    const DEPTH: usize = 20;
+    const FILES: u64 = 10;
+    let daemon = Daemon::start().await;
+    daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+    daemon.make("j", "short").await;
+    let mut dir = Ino::ROOT;
+    for _ in 0..DEPTH {
+        let name = "d".repeat(255);
+        dir = daemon.jobs.inner.engine.mkdir(dir, name.as_bytes(), 0o755, 0, CALLER).await.unwrap().attr.ino;
+    }
+    let number = Some(daemon.number_of("j"));
+    for at in 0..FILES {
+        let ino = daemon.make_in(dir, CALLER.uid, &at.to_string()).await;
+        daemon.jobs.note_write(number, ino, 0..1);
+        daemon.jobs.note_write(number, ino, 1..2);
+    }
+    let ended = daemon.jobs.end_job("j".into(), myself(), false).await.unwrap().unwrap();
+    assert_eq!((ended.file_count, ended.omitted_files, ended.traffic.written_bytes), (1, FILES, 1 + 2 * FILES));
+    let (_, files) = daemon.jobs.job("j".into()).await.unwrap().unwrap();
+    assert_eq!(files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["short"]);
 }
 
 /// What a job used before an unmount is reported, if it ends before the next mount.
