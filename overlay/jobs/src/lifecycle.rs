@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobHead, JobSerial};
+use forebay_ebpf::Observer;
 use forebay_engine::{EndedJob, FileOfJob, Ino, blocking};
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
@@ -194,7 +195,10 @@ impl JobsInner {
                 break;
             }
             for process in &new {
-                if let Some(Err(error)) = observer.map(|observer| observer.add_process(process.pid, number)) {
+                let add = |observer: &Observer| {
+                    observer.add_running_process(process.pid, number, || process.is_running())
+                };
+                if let Some(Err(error)) = observer.map(add) {
                     tracing::warn!("process {} is not observed: {error}", process.pid);
                 }
             }
@@ -203,7 +207,18 @@ impl JobsInner {
             }
             known.extend(new);
         }
+        self.forget_processes_of_ended(number);
         self.registry.attribution.forget();
+    }
+
+    /// The job may have ended while processes were added to it: its end did not see them.
+    fn forget_processes_of_ended(&self, number: u32) {
+        let runs = self.registry.table.lock().running.contains_key(&number);
+        if let (false, Some(watch)) = (runs, self.registry.watch())
+            && let Err(error) = watch.observer.end(number)
+        {
+            tracing::warn!("a job that has ended is still observed: {error}");
+        }
     }
 
     pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
@@ -216,6 +231,7 @@ impl JobsInner {
             running.head.summary.cgroups.push(path);
             running.head.cgroup_ids.push(id);
         }
+        self.forget_processes_of_ended(number);
         self.registry.attribution.forget();
     }
 
