@@ -1,5 +1,6 @@
 //! A job from its beginning to its end.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -203,7 +204,10 @@ impl JobsInner {
                 }
             }
             if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
-                running.head.summary.processes.extend(&new);
+                let members = &mut running.head.summary.processes;
+                // A job of an earlier daemon has its processes already.
+                let listed: HashSet<Process> = members.iter().copied().collect();
+                members.extend(new.iter().filter(|process| !listed.contains(process)));
             }
             known.extend(new);
         }
@@ -221,18 +225,23 @@ impl JobsInner {
         }
     }
 
-    pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
+    fn add_cgroup(&self, number: u32, id: u64, path: String) {
+        self.observe_cgroup(number, id, &path);
+        if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
+            running.head.summary.cgroups.push(path);
+            running.head.cgroup_ids.push(id);
+        }
+        self.registry.attribution.forget();
+    }
+
+    /// Adds the processes in a cgroup to what the observer knows of a job.
+    pub(super) fn observe_cgroup(&self, number: u32, id: u64, path: &str) {
         if let Some(Err(error)) =
             self.observer_at_work(Duration::ZERO).map(|watch| watch.observer.add_cgroup(id, number))
         {
             tracing::warn!("cgroup {path} is not observed: {error}");
         }
-        if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
-            running.head.summary.cgroups.push(path);
-            running.head.cgroup_ids.push(id);
-        }
         self.forget_processes_of_ended(number);
-        self.registry.attribution.forget();
     }
 
     /// Records in the catalog that a job runs, for the next daemon.

@@ -77,10 +77,17 @@ impl Daemon {
     }
 
     async fn is_followed(self) -> Self {
+        let daemon = self.is_replaced().await;
+        daemon.jobs.inner.take_up_jobs().unwrap();
+        daemon
+    }
+
+    /// The next daemon begins to answer requests, and has no observer yet.
+    async fn is_replaced(self) -> Self {
         let Self { pool, fast, jobs } = self;
         drop(jobs);
         let jobs = Jobs::start(engine(&pool, &fast, LIMIT_BYTES).await);
-        jobs.inner.take_up_jobs().unwrap();
+        jobs.go_on();
         Self { pool, fast, jobs }
     }
 
@@ -379,6 +386,27 @@ async fn files_with_very_long_paths_are_counted_without_their_paths() {
     assert_eq!((ended.file_count, ended.omitted_files, ended.traffic.written_bytes), (1, FILES, 1 + 2 * FILES));
     let (_, files) = daemon.jobs.job("j".into()).await.unwrap().unwrap();
     assert_eq!(files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["short"]);
+}
+
+/// A daemon that replaces a dead one answers requests before it has an observer.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_job_uses_before_the_next_daemon_has_an_observer_counts_for_it() {
+    let daemon = Daemon::start().await;
+    let own = std::process::id();
+    let begun = JobRequest { members: Members::Processes(vec![own]), ..request("j") };
+    daemon.jobs.begin_job(begun, myself(), 0).await.unwrap();
+    daemon.jobs.inner.engine.stop().cancel();
+    daemon.jobs.inner.engine.shutdown().await.unwrap();
+    let daemon = daemon.is_replaced().await;
+    let (job, ino) = (daemon.jobs.job_of(own), daemon.make_as(CALLER.uid, "tmp-1").await);
+    assert_eq!(job, daemon.jobs.inner.registry.number_of("j"));
+    daemon.jobs.note_write(job, ino, 0..1);
+    daemon.jobs.inner.take_up_jobs().unwrap();
+    assert_eq!(daemon.jobs.inner.registry.table.lock().running.len(), 1, "it is one job");
+    let ended = daemon.jobs.end_job("j".into(), myself(), false).await.unwrap().unwrap();
+    assert_eq!((ended.traffic.written_bytes, ended.interrupted), (1, true));
+    assert_eq!(ended.processes.iter().filter(|process| **process == myself()).count(), 1);
+    daemon.until_gone("tmp-1").await;
 }
 
 /// What a job used before an unmount is reported, if it ends before the next mount.
