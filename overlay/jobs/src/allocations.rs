@@ -171,8 +171,10 @@ impl JobsInner {
                     record.is_writing_back = *state == AllocationState::StagingOut;
                     Ok(over)
                 })?;
-                self.end_holding(id, JobEnd::Told)?;
+                // An error of the end must not keep the results from the pool: `ready` says that they are under way.
+                let held = self.end_holding(id, JobEnd::Told);
                 self.begin_work(id, AllocationWork::StageOut)?;
+                held?;
             }
             AllocationVerb::Teardown => {
                 let known = self.change_allocation(id, |record| Ok(record.state.cancel()))?;

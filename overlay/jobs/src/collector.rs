@@ -159,6 +159,7 @@ impl Registry {
 impl JobsInner {
     /// Records what all jobs used until now, for a daemon that ends. The jobs go on in the next daemon.
     pub(crate) fn leave_jobs(&self) {
+        self.end_jobs_where(JobEnd::Orphaned, |_| false);
         self.collect_uses(Duration::ZERO);
         let numbers: Vec<u32> = self.registry.table.lock().running.keys().copied().collect();
         for number in numbers {
@@ -169,18 +170,19 @@ impl JobsInner {
         self.registry.wake_keeper();
     }
 
-    /// Ends jobs whose clients have not ended them.
-    fn end_jobs_where(&self, end: JobEnd, over: impl Fn(&JobHead) -> bool) {
-        let numbers: Vec<u32> = {
+    /// Ends jobs whose clients have not ended them, and those whose end could not be recorded.
+    pub(crate) fn end_jobs_where(&self, end: JobEnd, over: impl Fn(&JobHead) -> bool) {
+        let numbers: Vec<(u32, JobEnd)> = {
             let mut table = self.registry.table.lock();
-            let over = table.running.iter_mut().filter(|(_, running)| over(&running.head));
-            over.map(|(number, running)| {
+            let over = table.running.iter_mut().filter_map(|(number, running)| {
+                let is_over = !running.is_ending && over(&running.head);
+                let end = running.unrecorded.take().or(is_over.then_some(end))?;
                 running.is_ending = true;
-                *number
-            })
-            .collect()
+                Some((*number, end))
+            });
+            over.collect()
         };
-        for number in numbers {
+        for (number, end) in numbers {
             if let Err(error) = self.finish_job(number, end) {
                 tracing::error!(%error, "a job's report");
             }

@@ -65,6 +65,7 @@ use accounting::{FileId, UsedFile};
 use allocations::Allocations;
 use attribution::Attribution;
 pub use collector::Collector;
+use lifecycle::JobEnd;
 pub use forebay_api::foresight::{AheadReport, Explanation, PlannedFile, ProfileSummary, ReaderJob};
 pub use forebay_api::jobs::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Sample, Traffic, UsedParts,
@@ -131,6 +132,8 @@ struct Running {
     is_over: bool,
     /// It is being finished: a client that comes now begins another job of its name.
     is_ending: bool,
+    /// How it ended, if its report could not be recorded: that is tried again.
+    unrecorded: Option<JobEnd>,
     /// Set at its end if its processes go on all the same: they need the files that never go to the pool.
     goes_on: Arc<AtomicBool>,
     /// The uses that the observer had lost before the job began.
@@ -211,7 +214,8 @@ impl Registry {
             return Vec::new();
         }
         let table = self.table.lock();
-        let users = table.running.values().filter(|running| running.uses.has_used(&FileId::Overlay(ino)));
+        let runs_with = |running: &&Running| running.unrecorded.is_none() && running.uses.has_used(&FileId::Overlay(ino));
+        let users = table.running.values().filter(runs_with);
         users
             .map(|running| JobFacts {
                 name: running.head.summary.id.clone(),

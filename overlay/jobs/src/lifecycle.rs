@@ -14,7 +14,8 @@ use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 use futures::FutureExt;
 
-use super::accounting::{Accounting, FileId};
+use super::accounting::{Accounting, FileId, UsedFile};
+use super::shown::shown;
 use super::{JobTable, Jobs, MISSING_LOST, Running, attribution, slurm_steps};
 use crate::JobsInner;
 
@@ -150,7 +151,8 @@ impl JobsInner {
         table.last_serial = table.last_serial.max(serial);
         let lost_before = self.registry.lost_uses();
         let goes_on = Arc::new(AtomicBool::new(false));
-        let running = Running { serial, head, uses, is_over: false, is_ending: false, goes_on, lost_before };
+        let (is_over, is_ending, unrecorded) = (false, false, None);
+        let running = Running { serial, head, uses, is_over, is_ending, unrecorded, goes_on, lost_before };
         table.running.insert(table.last_number, running);
         self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
         self.registry.wake_keeper();
@@ -282,6 +284,9 @@ impl JobsInner {
     }
 
     /// Collects the counts of a job for the last time, and saves its report.
+    ///
+    /// # Errors
+    /// If the report cannot be recorded, the job stays in the table with all that it used, and the collector tries again.
     pub(crate) fn finish_job(&self, number: u32, end: JobEnd) -> Result<Option<JobSummary>> {
         if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
             running.is_ending = true;
@@ -291,6 +296,7 @@ impl JobsInner {
         }
         self.collect_uses(Duration::ZERO);
         let goes_on = self.goes_on_after(number, end);
+        let recorded = self.record_end(number, end, goes_on)?;
         let ended = {
             let mut table = self.registry.table.lock();
             let ended = table.running.remove(&number);
@@ -305,34 +311,62 @@ impl JobsInner {
         if let Some(watch) = self.registry.watch() {
             watch.forget(number);
         }
-        let Some(mut ended) = ended else { return Ok(None) };
-        ended.head.summary.ended_unix = Some(unix_now());
-        ended.head.summary.interrupted |= end != JobEnd::Told;
-        let used = self.used_files(&ended.uses);
-        ended.head.summary = ended.summary();
-        let over = EndedJob { user: Some(ended.head.summary.uid), files: ended.uses.overlay_files() };
+        // Another thread may have finished it.
+        let (Some(ended), Some((mut head, used))) = (ended, recorded) else { return Ok(None) };
+        let over = EndedJob { user: Some(head.summary.uid), files: ended.uses.overlay_files() };
         self.settle_files(ended.serial, over, goes_on);
         let ahead = self.end_ahead(ended.serial);
-        let is_whole = self.registry.lost_uses() == ended.lost_before;
-        if !is_whole {
-            ended.head.summary.reads_unseen = true;
-            ended.head.summary.missing.push(MISSING_LOST.to_owned());
+        let is_whole = !head.summary.missing.iter().any(|missing| missing == MISSING_LOST);
+        match self.learn(&head, &used, ahead.as_deref(), is_whole) {
+            Ok(report) => head.summary.ahead = ahead.map(|_| report),
+            Err(error) => tracing::warn!(%error, "nothing is learned from job {}", head.summary.id),
         }
-        match self.learn(&ended.head, &used, ahead.as_deref(), is_whole) {
-            Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
-            Err(error) => tracing::warn!(%error, "nothing is learned from job {}", ended.head.summary.id),
-        }
-        let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
-        let id = &ended.head.summary.id;
+        let id = &head.summary.id;
         // If another job of the same name runs, or if there is an allocation, the leases belong to that.
         let is_owner = !self.registry.runs(id) && !self.allocations.is_active(id);
-        if end != JobEnd::Unseen && ended.head.ends_leases && is_owner {
+        let ends_leases = end != JobEnd::Unseen && head.ends_leases && is_owner;
+        if ends_leases {
             self.engine.end_leases_of(id)?;
-            ended.head.ends_leases = false;
+            head.ends_leases = false;
         }
+        if ends_leases || head.summary.ahead.is_some() {
+            let _recording = self.registry.recording.lock();
+            if let Err(error) = self.engine.catalog().put_job(ended.serial, &mut head, None) {
+                tracing::warn!(%error, "the report of job {} lacks what was staged ahead of it", head.summary.id);
+            }
+        }
+        Ok(Some(head.summary))
+    }
+
+    /// Records the report of a job that ends, while it is in the table: a failure loses nothing. Returns the record, and the
+    /// files of the job. `None`: another thread has finished it.
+    fn record_end(&self, number: u32, end: JobEnd, goes_on: bool) -> Result<Option<(JobHead, Vec<UsedFile>)>> {
         let _recording = self.registry.recording.lock();
-        self.put_ended(ended.serial, &mut ended.head, Some(&files), goes_on)?;
-        Ok(Some(ended.head.summary))
+        let known = {
+            let lost = self.registry.lost_uses();
+            let mut table = self.registry.table.lock();
+            table.running.get_mut(&number).map(|running| {
+                let summary = &mut running.head.summary;
+                _ = summary.ended_unix.get_or_insert_with(unix_now);
+                summary.interrupted |= end != JobEnd::Told;
+                if lost != running.lost_before && !summary.missing.iter().any(|missing| missing == MISSING_LOST) {
+                    summary.reads_unseen = true;
+                    summary.missing.push(MISSING_LOST.to_owned());
+                }
+                running.unrecorded = None;
+                let head = JobHead { summary: running.summary(), ..running.head.clone() };
+                (running.serial, head, self.ranked(&running.uses))
+            })
+        };
+        let Some((serial, mut head, ranked)) = known else { return Ok(None) };
+        let used = self.named(ranked);
+        let recorded = self.put_ended(serial, &mut head, Some(&shown(&used)), goes_on);
+        if recorded.is_err()
+            && let Some(running) = self.registry.table.lock().running.get_mut(&number)
+        {
+            running.unrecorded = Some(end);
+        }
+        recorded.map(|()| Some((head, used)))
     }
 
     /// Returns whether processes of a job go on after it: then the files that never go to the pool stay.
@@ -370,7 +404,7 @@ impl JobsInner {
             })
         };
         let Some((serial, mut head, ranked)) = known else { return Ok(()) };
-        self.engine.catalog().put_job(serial, &mut head, Some(&self.named(ranked)))
+        self.engine.catalog().put_job(serial, &mut head, Some(&shown(&self.named(ranked))))
     }
 
     /// Records that a job uses a file, if the file never goes to the pool: it is removed at the end of the job, also if

@@ -3,10 +3,13 @@
 use std::process::{Child, Command};
 use std::time::Instant;
 
+use forebay_api::allocations::{AllocationPhase, AllocationRequest, AllocationVerb};
 use forebay_api::operator::StageRequest;
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Expected, Piece, Pool, PoolPath, Time};
-use forebay_engine::{Caller, Lookup, Opened, Options, Overlay, Policy, TestOptions, content_io, summary};
+use forebay_engine::{
+    Caller, Lookup, Opened, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary,
+};
 use forebay_policy::JobFacts;
 use forebay_prefetch::signature::Invocation;
 
@@ -23,10 +26,11 @@ pub(crate) struct Daemon {
     pool: Arc<MemoryPool>,
     fast: tempfile::TempDir,
     pub(crate) jobs: Jobs,
+    faults: WriteFaults,
 }
 
 /// The fast pool of a daemon that has just died may be in use for a moment.
-async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir, limit_bytes: u64) -> Overlay {
+async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir, limit_bytes: u64, faults: &WriteFaults) -> Overlay {
     let begun = Instant::now();
     loop {
         let options = Options {
@@ -40,7 +44,7 @@ async fn engine(pool: &Arc<MemoryPool>, fast: &tempfile::TempDir, limit_bytes: u
             node: "here".into(),
             reattached: false,
             other_root: Default::default(),
-            for_tests: TestOptions::default(),
+            for_tests: TestOptions { catalog_faults: faults.clone(), ..TestOptions::default() },
         };
         match Overlay::open(options).await {
             Err(error) if error.is(ErrorKind::Busy) && begun.elapsed() < WAIT => {
@@ -59,8 +63,9 @@ impl Daemon {
     /// A daemon whose fast pool has so many bytes.
     pub(crate) async fn limited(limit_bytes: u64) -> Self {
         let (pool, fast) = (Arc::new(MemoryPool::new()), tempfile::tempdir().unwrap());
-        let jobs = Jobs::start(engine(&pool, &fast, limit_bytes).await);
-        Self { pool, fast, jobs }
+        let faults = WriteFaults::default();
+        let jobs = Jobs::start(engine(&pool, &fast, limit_bytes, &faults).await);
+        Self { pool, fast, jobs, faults }
     }
 
     /// Another daemon takes over. The first one ends no job.
@@ -84,11 +89,11 @@ impl Daemon {
 
     /// The next daemon begins to answer requests, and has no observer yet.
     async fn is_replaced(self) -> Self {
-        let Self { pool, fast, jobs } = self;
+        let Self { pool, fast, jobs, faults } = self;
         drop(jobs);
-        let jobs = Jobs::start(engine(&pool, &fast, LIMIT_BYTES).await);
+        let jobs = Jobs::start(engine(&pool, &fast, LIMIT_BYTES, &faults).await);
         jobs.go_on();
-        Self { pool, fast, jobs }
+        Self { pool, fast, jobs, faults }
     }
 
     /// Waits until all jobs that have ended are done with their files.
@@ -407,6 +412,56 @@ async fn what_a_job_uses_before_the_next_daemon_has_an_observer_counts_for_it() 
     assert_eq!((ended.traffic.written_bytes, ended.interrupted), (1, true));
     assert_eq!(ended.processes.iter().filter(|process| **process == myself()).count(), 1);
     daemon.until_gone("tmp-1").await;
+}
+
+/// What a job used is not lost if the catalog has no room for its report at its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_job_that_cannot_be_recorded_is_recorded_later() {
+    for goes_on in [false, true] {
+        let daemon = Daemon::start().await;
+        daemon.jobs.begin_job(request("j"), myself(), 0).await.unwrap();
+        daemon.make("j", "tmp-1").await;
+        let files = async || {
+            let (job, files) = daemon.jobs.job("j".into()).await.unwrap().unwrap();
+            (job.ended_unix.is_some(), job.interrupted, files.len())
+        };
+        daemon.faults.fail_all();
+        assert!(daemon.jobs.end_job("j".into(), myself(), goes_on).await.is_err());
+        assert_eq!(files().await, (true, goes_on, 1));
+        assert!(!daemon.jobs.inner.registry.runs("j"));
+        daemon.faults.fail_write(0);
+        daemon.jobs.inner.end_jobs_where(JobEnd::Orphaned, |_| false);
+        assert!(daemon.jobs.inner.registry.table.lock().running.is_empty());
+        assert_eq!(files().await, (true, goes_on, 1));
+        daemon.until_settled().await;
+        assert_eq!(daemon.has("tmp-1").await, goes_on);
+    }
+}
+
+/// The write-back that `stage-out` has begun by the record of the allocation is done, and has all that the job wrote.
+#[tokio::test(flavor = "multi_thread")]
+async fn results_are_written_back_although_the_end_of_the_job_cannot_be_recorded() {
+    const USER: u32 = 1000;
+    let daemon = Daemon::start().await;
+    let verb = async |verb| daemon.jobs.allocation("a".into(), verb, USER).await;
+    verb(AllocationVerb::Begin(AllocationRequest::default())).await.unwrap();
+    verb(AllocationVerb::Start { members: Members::Processes(Vec::new()) }).await.unwrap();
+    // Another user's: it is a result because the job wrote it.
+    daemon.make("a", "result").await;
+    // The second write is that of the job, after that of the allocation.
+    daemon.faults.fail_write(2);
+    assert!(verb(AllocationVerb::StageOut { wait_ms: 0 }).await.is_err());
+    assert!(daemon.faults.has_failed());
+    let begun = Instant::now();
+    loop {
+        let shown = verb(AllocationVerb::Show).await.unwrap().unwrap();
+        if shown.phase == AllocationPhase::Done {
+            break;
+        }
+        assert!(begun.elapsed() < WAIT, "{shown:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(daemon.jobs.inner.engine.dirty().await.unwrap().is_empty(), "it is in the pool");
 }
 
 /// What a job used before an unmount is reported, if it ends before the next mount.
