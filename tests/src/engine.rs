@@ -11,7 +11,9 @@ use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Fault, Metrics};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time};
-use forebay_engine::{Caller, EndedJob, FileOfJob, Ino, Lookup, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary};
+use forebay_engine::{
+    Caller, EndedJob, FileOfJob, Ino, Lookup, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary,
+};
 
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 pub const RDWR: i32 = libc::O_RDWR;

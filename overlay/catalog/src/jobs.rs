@@ -272,7 +272,10 @@ mod tests {
         }
         catalog.put_job(2, &mut head("2", None), None).unwrap();
         let known = |job: JobSerial| catalog.local_files().unwrap().remove(&job);
-        assert_eq!([known(1), known(2), known(3)], [Some(vec![file(7, false)]), Some(vec![file(7, false), file(8, true)]), None]);
+        assert_eq!(
+            [known(1), known(2), known(3)],
+            [Some(vec![file(7, false)]), Some(vec![file(7, false), file(8, true)]), None]
+        );
         catalog.forget_local_files(2).unwrap();
         assert_eq!([known(1), known(2), known(256)], [Some(vec![file(7, false)]), None, Some(vec![file(9, false)])]);
         catalog.put_unseen_job(1, &mut head("1", Some(2)), None).unwrap();

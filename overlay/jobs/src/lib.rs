@@ -65,13 +65,13 @@ use accounting::{FileId, UsedFile};
 use allocations::Allocations;
 use attribution::Attribution;
 pub use collector::Collector;
-use lifecycle::JobEnd;
 pub use forebay_api::foresight::{AheadReport, Explanation, PlannedFile, ProfileSummary, ReaderJob};
 pub use forebay_api::jobs::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Sample, Traffic, UsedParts,
     check_id,
 };
 use foresight::{Foresight, Invocation};
+use lifecycle::JobEnd;
 pub use watch::WatchOptions;
 use watch::{TrafficUpdate, Watch};
 
@@ -214,7 +214,8 @@ impl Registry {
             return Vec::new();
         }
         let table = self.table.lock();
-        let runs_with = |running: &&Running| running.unrecorded.is_none() && running.uses.has_used(&FileId::Overlay(ino));
+        let runs_with =
+            |running: &&Running| running.unrecorded.is_none() && running.uses.has_used(&FileId::Overlay(ino));
         let users = table.running.values().filter(runs_with);
         users
             .map(|running| JobFacts {

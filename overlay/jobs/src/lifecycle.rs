@@ -198,9 +198,8 @@ impl JobsInner {
                 break;
             }
             for process in &new {
-                let add = |observer: &Observer| {
-                    observer.add_running_process(process.pid, number, || process.is_running())
-                };
+                let add =
+                    |observer: &Observer| observer.add_running_process(process.pid, number, || process.is_running());
                 if let Some(Err(error)) = observer.map(add) {
                     tracing::warn!("process {} is not observed: {error}", process.pid);
                 }
@@ -249,7 +248,12 @@ impl JobsInner {
     /// Records in the catalog that a job runs, for the next daemon.
     pub(super) fn keep_running(&self, number: u32) -> Result<JobSummary> {
         let _recording = self.registry.recording.lock();
-        let known = self.registry.table.lock().running.get(&number).map(|r| (r.serial, r.head.clone(), r.summary()));
+        let known = {
+            let table = self.registry.table.lock();
+            // The record of one that is ending is written by its end.
+            let running = table.running.get(&number).filter(|running| !running.is_ending);
+            running.map(|running| (running.serial, running.head.clone(), running.summary()))
+        };
         let Some((serial, mut head, summary)) = known else {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, "the job has ended"));
         };

@@ -7,9 +7,7 @@ use forebay_api::allocations::{AllocationPhase, AllocationRequest, AllocationVer
 use forebay_api::operator::StageRequest;
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Expected, Piece, Pool, PoolPath, Time};
-use forebay_engine::{
-    Caller, Lookup, Opened, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary,
-};
+use forebay_engine::{Caller, Lookup, Opened, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary};
 use forebay_policy::JobFacts;
 use forebay_prefetch::signature::Invocation;
 
