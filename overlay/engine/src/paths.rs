@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 65_536;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathTooLong;
 
-type Bounded<T> = std::result::Result<T, PathTooLong>;
+type PathWithin<T> = std::result::Result<T, PathTooLong>;
 
 impl Overlay {
     /// Returns the path of an inode in the mount, of `bytes_max` at most. `None`: it has no name any more. Names may be
@@ -22,7 +22,7 @@ impl Overlay {
     ///
     /// # Errors
     /// The path is longer.
-    pub fn path_within(&self, ino: Ino, bytes_max: usize) -> Bounded<Option<PoolPath>> {
+    pub fn path_within(&self, ino: Ino, bytes_max: usize) -> PathWithin<Option<PoolPath>> {
         self.inner.walk_up_within(ino, bytes_max, |record| record.links.first().cloned())
     }
 }
@@ -55,7 +55,7 @@ impl Inner {
         ino: Ino,
         bytes_max: usize,
         link: impl Fn(&InodeRecord) -> Option<Link>,
-    ) -> Bounded<Option<PoolPath>> {
+    ) -> PathWithin<Option<PoolPath>> {
         let mut names = Vec::new();
         let mut bytes = 0;
         // The directories that the pool must find on the path: the named one, and the one that holds the named object.

@@ -20,6 +20,7 @@
 //! | `shown` | reports for operators |
 //! | `allocations` | what a batch job holds: staging, leases, the job, the write-back |
 //! | `slurm_steps` | thread → Slurm job, for jobs that begin before their processes |
+//! | `advice` | answers to the engine |
 //! | `foresight` | profiles, and what is staged ahead of a job or a reader |
 //!
 //! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)
@@ -30,6 +31,7 @@
 //! notified.
 
 mod accounting;
+mod advice;
 mod allocations;
 mod attribution;
 mod collector;
@@ -44,7 +46,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_api::operator::TypedPath;
@@ -53,7 +55,7 @@ use forebay_backends::Result;
 use forebay_cache::ContentId;
 use forebay_catalog::{JobHead, JobSerial};
 use forebay_ebpf::NO_JOB;
-use forebay_engine::{Advisor, EndedJob, FileOfJob, Foreseen, Ino, Means, Opened, Overlay, PathTooLong, blocking};
+use forebay_engine::{EndedJob, FileOfJob, Ino, Opened, Overlay, PathTooLong, blocking};
 use forebay_policy::JobFacts;
 use forebay_system::process::Process;
 use futures::FutureExt;
@@ -62,6 +64,7 @@ use parking_lot::Mutex;
 
 use accounting::{Accounting, PATH_BYTES_MAX, PartMap};
 use accounting::{FileId, UsedFile};
+use advice::Advice;
 use allocations::Allocations;
 use attribution::Attribution;
 pub use collector::Collector;
@@ -70,7 +73,7 @@ pub use forebay_api::jobs::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Sample, Traffic, UsedParts,
     check_id,
 };
-use foresight::{Foresight, Invocation};
+use foresight::Foresight;
 use lifecycle::JobEnd;
 pub use watch::WatchOptions;
 use watch::{TrafficUpdate, Watch};
@@ -331,59 +334,6 @@ struct JobsInner {
     registry: Registry,
     foresight: Foresight,
     allocations: Allocations,
-}
-
-/// Answers the engine's questions about jobs. The engine does not keep jobs alive.
-struct Advice(Weak<JobsInner>);
-
-impl Advisor for Advice {
-    fn report_uses(&self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.collect_uses(EVICTION_LOOKS);
-        }
-    }
-
-    fn fast_pool_grew(&self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.note_filling();
-        }
-    }
-
-    fn keeps(&self, ino: Ino) -> bool {
-        self.0.upgrade().is_some_and(|inner| inner.foresight.keeps(ino))
-    }
-
-    fn evicted(&self, ino: Ino) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.foresight.access_predictor.evicted(ino);
-        }
-    }
-
-    fn is_running(&self, job: &str) -> bool {
-        self.0.upgrade().is_some_and(|inner| inner.registry.runs(job) || inner.allocations.is_active(job))
-    }
-
-    fn jobs_of(&self, ino: Ino) -> Vec<JobFacts> {
-        self.0.upgrade().map(|inner| inner.registry.jobs_of(ino)).unwrap_or_default()
-    }
-
-    fn takes_over(&self, ino: Ino) -> bool {
-        self.0.upgrade().is_some_and(|inner| inner.take_over(ino))
-    }
-
-    fn user_of(&self, owner: &str) -> Option<u32> {
-        let inner = self.0.upgrade()?;
-        let of_allocation = || inner.engine.catalog().allocation(owner).ok()?.map(|allocation| allocation.uid);
-        inner.registry.user_of(owner).or_else(of_allocation)
-    }
-
-    fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
-        self.0.upgrade().map_or_else(|| Ok(Foreseen::default()), |inner| inner.foresee(invocation, means))
-    }
-
-    fn observer_status(&self) -> ObserverStatus {
-        self.0.upgrade().map(|inner| inner.registry.status()).unwrap_or_default()
-    }
 }
 
 impl Jobs {
