@@ -197,6 +197,34 @@ impl Observer {
         self.new_rules()
     }
 
+    /// Adds a process like [`Self::add_process`], but one that may exit at any time. The kernel forgets a process when it
+    /// exits, but not one that is added later: the next process with its number would belong to the job. `is_running`:
+    /// whether the process has not begun to exit.
+    pub fn add_running_process(
+        &self,
+        pid: u32,
+        job: u32,
+        mut is_running: impl FnMut() -> bool,
+    ) -> Result<(), ObserverError> {
+        // Numbers are not used again so soon that another process has it at the second check, if it was this one before.
+        if !is_running() {
+            return Ok(());
+        }
+        self.add_process(pid, job)?;
+        if is_running() { Ok(()) } else { self.remove_process(pid, job) }
+    }
+
+    /// Removes a process from a job, unless it belongs to another job by now.
+    fn remove_process(&self, pid: u32, job: u32) -> Result<(), ObserverError> {
+        let mut tasks = self.tasks.lock();
+        if tasks.get(&pid, 0).is_ok_and(|of| of == job) {
+            // The entry may be gone meanwhile.
+            let _ = tasks.remove(&pid);
+        }
+        drop(tasks);
+        self.new_rules()
+    }
+
     /// Adds the processes in a cgroup, and below it, to a job. `cgroup` is the inode number of its directory in the
     /// hierarchy of version 2.
     pub fn add_cgroup(&self, cgroup: u64, job: u32) -> Result<(), ObserverError> {

@@ -11,7 +11,9 @@ use forebay_api::operator::{EvictRequest, FlushRequest, StageRequest, Summary};
 use forebay_backends::decorators::{Fault, Metrics};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Error, ErrorKind, Expected, FileKind, Pool, PoolPath, RenameMode, Result, Time};
-use forebay_engine::{Caller, Ino, Lookup, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary};
+use forebay_engine::{
+    Caller, EndedJob, FileOfJob, Ino, Lookup, Options, Overlay, Policy, TestOptions, WriteFaults, content_io, summary,
+};
 
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 pub const RDWR: i32 = libc::O_RDWR;
@@ -254,6 +256,12 @@ fn contents_of(dir: &Path) -> BTreeMap<PathBuf, Option<(u64, SystemTime)>> {
         contents.insert(path, metadata.and_then(|found| Some((found.len(), found.modified().ok()?))));
     }
     contents
+}
+
+/// Returns a job of `CALLER` that made these files, and has ended.
+pub fn job_that_made(files: &[Ino]) -> EndedJob {
+    let files = files.iter().map(|ino| FileOfJob { ino: *ino, is_changed: true }).collect();
+    EndedJob { user: Some(CALLER.uid), files }
 }
 
 pub fn refused<T>(result: Result<T>) -> Error {

@@ -190,7 +190,8 @@ async fn a_file_that_may_be_local_is_not_sent_while_the_pool_fails_to_tell_its_s
     assert_eq!(read(&overlay, "quick/f").await.unwrap(), "ours");
 }
 
-/// SEMANTICS 85: "It is removed when the last job that used it ends." A daemon that has just started does not know its storage
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner." A daemon that has just started does not know its storage
 /// pool, and must not take it for a file that is not local.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_job_asks_for_the_storage_pool_of_what_it_may_remove() {
@@ -201,10 +202,10 @@ async fn the_end_of_a_job_asks_for_the_storage_pool_of_what_it_may_remove() {
     fixture.fault.set_odds(CallKind::Layout, Odds { before: 1.0, after: 0.0 });
     let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
     let ino = find(&overlay, "quick/f").await;
-    let error = refused(overlay.job_ended(&mut vec![ino]).await);
+    let error = refused(overlay.job_ended(&mut job_that_made(&[ino])).await);
     assert!(error.tells_nothing(), "the end of the job has to be tried again: {error}");
     fixture.fault.set_odds(CallKind::Layout, Odds::default());
-    overlay.job_ended(&mut vec![ino]).await.unwrap();
+    overlay.job_ended(&mut job_that_made(&[ino])).await.unwrap();
     assert!(read(&overlay, "quick/f").await.is_err(), "it is removed");
 }
 

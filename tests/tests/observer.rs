@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_ebpf::{FirstTouch, Key, Observer, ObserverOptions, Record, WatchedPlace, Way};
+use forebay_system::process::Process;
 use forebay_tests::observed::{options, records};
 use forebay_tests::reading::{CALLS_TO_READ, How, Step, WAYS_TO_READ};
 use forebay_tests::settings::seed;
@@ -243,4 +244,39 @@ fn a_file_whose_record_was_forgotten_is_recorded_at_its_next_touch() {
     assert!(records(&observer).is_empty());
     read_page(1);
     assert_eq!(records(&observer).into_keys().collect::<Vec<_>>(), told);
+}
+
+/// The kernel tells of the exit of a process that it knows. The number of one that was added too late would belong to the job
+/// for ever, whichever process gets it next.
+#[test]
+fn a_process_that_exits_while_it_is_added_leaves_nothing_behind() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let observer = Observer::start(&options(dir.path(), &[])).unwrap();
+    let mut child = start();
+    let process = Process::of(child.id());
+    let mut exits_after_the_check = || {
+        let was_running = process.is_running();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        was_running
+    };
+    observer.add_running_process(process.pid, 1, &mut exits_after_the_check).unwrap();
+    assert_eq!(observer.job_of(process.pid), None);
+    observer.add_running_process(process.pid, 1, || process.is_running()).unwrap();
+    assert_eq!(observer.job_of(process.pid), None);
+    let mut looks = 0;
+    let belongs_to_another_by_then = || {
+        looks += 1;
+        if looks == 2 {
+            observer.add_process(process.pid, 2).unwrap();
+        }
+        looks == 1
+    };
+    observer.add_running_process(process.pid, 1, belongs_to_another_by_then).unwrap();
+    assert_eq!(observer.job_of(process.pid), Some(2));
+    let mut child = start();
+    observer.add_running_process(child.id(), 3, || Process::of(child.id()).is_running()).unwrap();
+    assert_eq!(observer.job_of(child.id()), Some(3));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

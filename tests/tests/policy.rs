@@ -75,7 +75,8 @@ fn local_files_leave_no_trace_in_the_pool() {
     assert_eq!(mount.forebay(["dirty"], &[&mount.place.mnt()]).ok().out.trim(), "");
 }
 
-/// SEMANTICS 85: "It is removed when the last job that used it ends."
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner."
 #[test]
 fn local_files_of_a_job_are_gone_when_it_ends_and_its_results_are_flushed() {
     let mount = Mount::new(Options::policy(

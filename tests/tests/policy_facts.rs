@@ -96,7 +96,7 @@ async fn a_file_with_a_name_that_is_not_local_outlives_its_job_and_is_flushed() 
     overlay.link(linked, out, b"r").await.unwrap();
     overlay.link(scratch, tmp, b"u").await.unwrap();
     assert!(!overlay.is_local_file(linked) && overlay.is_local_file(scratch));
-    overlay.job_ended(&mut vec![linked, scratch]).await.unwrap();
+    overlay.job_ended(&mut job_that_made(&[linked, scratch])).await.unwrap();
     assert!(is_there(&overlay, "tmp/s").await && is_there(&overlay, "out/r").await);
     assert!(!is_there(&overlay, "tmp/t").await && !is_there(&overlay, "tmp/u").await, "all names of a local file are");
     assert_eq!(read(&overlay, "out/r").await.unwrap(), "result");
@@ -138,7 +138,7 @@ async fn the_end_of_a_job_removes_only_what_was_made_here() {
     // A listing finds that it is gone.
     stage(&overlay, "tmp").await;
     assert!(!overlay.is_local_file(theirs) && overlay.is_local_file(mine));
-    overlay.job_ended(&mut vec![theirs, mine]).await.unwrap();
+    overlay.job_ended(&mut job_that_made(&[theirs, mine])).await.unwrap();
     assert_eq!(read(&overlay, "tmp/theirs").await.unwrap(), "new");
     assert!(!is_there(&overlay, "tmp/mine").await);
     flushed(&overlay).await;
@@ -262,7 +262,8 @@ async fn nothing_is_sent_in_the_foreground_while_the_settings_of_its_directory_a
     overlay.shutdown().await.unwrap();
 }
 
-/// SEMANTICS 85: "It is removed when the last job that used it ends." So it is while the pool does not answer, by the settings
+/// SEMANTICS 85: "It is removed when the last job that used it ends, if one of these jobs made or wrote it, or belongs to its
+/// owner." So it is while the pool does not answer, by the settings
 /// that the directories had, or did not have, when they were last known.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_job_removes_local_files_by_the_last_known_settings() {
@@ -281,7 +282,7 @@ async fn the_end_of_a_job_removes_local_files_by_the_last_known_settings() {
     }
     fixture.fault.set_error(ErrorKind::Unavailable);
     fixture.fault.set_odds(CallKind::Xattrs, FAILS);
-    overlay.job_ended(&mut vec![ino]).await.unwrap();
+    overlay.job_ended(&mut job_that_made(&[ino])).await.unwrap();
     fixture.fault.set_odds(CallKind::Xattrs, Odds::default());
     assert!(!is_there(&overlay, "plain/d/f").await);
     overlay.shutdown().await.unwrap();

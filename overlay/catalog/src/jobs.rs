@@ -1,13 +1,13 @@
 //! Ended and running jobs, stored as JSON, so that other versions of this program can read the records. Beside them, the
 //! files that never go to the pool and that a job uses: those are removed after the job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
-use super::{Catalog, Ino, cf, corrupt};
+use super::{Batch, Catalog, Ino, cf, corrupt};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_system::process::Process;
 
@@ -43,6 +43,18 @@ pub struct JobHead {
     #[serde(default)]
     pub slurm_job: Option<String>,
 }
+
+/// A file of the overlay that a job used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOfJob {
+    pub ino: Ino,
+    /// The job made it, or wrote to it.
+    pub is_changed: bool,
+}
+
+/// The key of the record that a job uses a local file, or that it made or wrote one.
+const USED: u8 = b'l';
+const CHANGED: u8 = b'w';
 
 fn key(kind: u8, serial: JobSerial) -> Vec<u8> {
     [[kind].as_slice(), &serial.to_be_bytes()].concat()
@@ -89,6 +101,21 @@ impl Catalog {
 
     /// Stores a job and, if given, the files that it used; then deletes the oldest ended jobs that exceed the limits.
     pub fn put_job(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<()> {
+        let batch = self.job_batch(serial, head, files)?;
+        self.write(batch)?;
+        self.prune_jobs()
+    }
+
+    /// Like [`Self::put_job`], for a job that is not observed any more, and whose processes go on. By the same change, the
+    /// local files that were recorded for it are forgotten: they are not to be removed.
+    pub fn put_unseen_job(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<()> {
+        let mut batch = self.job_batch(serial, head, files)?;
+        self.forget_local_files_by(&mut batch, serial)?;
+        self.write(batch)?;
+        self.prune_jobs()
+    }
+
+    fn job_batch(&self, serial: JobSerial, head: &mut JobHead, files: Option<&[JobFile]>) -> Result<Batch<'_>> {
         let text = |e: serde_json::Error| corrupt(cf::JOBS).with_source(e);
         let mut batch = self.batch();
         if let Some(files) = files {
@@ -97,25 +124,37 @@ impl Catalog {
             batch.put_raw(cf::JOBS, &key(b'f', serial), &files);
         }
         batch.put_raw(cf::JOBS, &key(b'h', serial), &serde_json::to_vec(head).map_err(text)?);
-        self.write(batch)?;
-        self.prune_jobs()
+        Ok(batch)
     }
 
-    /// Records that a job uses a file that never goes to the pool, and that is to be removed after the job.
-    pub fn put_local_file(&self, job: JobSerial, ino: Ino) -> Result<()> {
+    /// Records that a job uses a file that never goes to the pool. That the job changed it is a key of its own, so that no
+    /// later record of a use takes it back.
+    pub fn put_local_file(&self, job: JobSerial, file: FileOfJob) -> Result<()> {
         let mut batch = self.batch();
-        batch.put_raw(cf::JOBS, &[key(b'l', job).as_slice(), &ino.0.to_be_bytes()].concat(), b"");
+        for kind in [Some(USED), file.is_changed.then_some(CHANGED)].into_iter().flatten() {
+            batch.put_raw(cf::JOBS, &[key(kind, job).as_slice(), &file.ino.0.to_be_bytes()].concat(), b"");
+        }
         self.write(batch)
     }
 
     /// Returns the files that were recorded for all jobs.
-    pub fn local_files(&self) -> Result<BTreeMap<JobSerial, Vec<Ino>>> {
-        let mut files: BTreeMap<JobSerial, Vec<Ino>> = BTreeMap::new();
-        self.scan(cf::JOBS, b"l", |key, _| {
-            let Some((job, ino)) = key.strip_prefix(b"l").and_then(|ids| ids.split_at_checked(8)) else {
+    pub fn local_files(&self) -> Result<BTreeMap<JobSerial, Vec<FileOfJob>>> {
+        let changed: HashSet<(JobSerial, Ino)> = self.files_by_job(CHANGED)?.into_iter().collect();
+        let mut files: BTreeMap<JobSerial, Vec<FileOfJob>> = BTreeMap::new();
+        for (job, ino) in self.files_by_job(USED)? {
+            let is_changed = changed.contains(&(job, ino));
+            files.entry(job).or_default().push(FileOfJob { ino, is_changed });
+        }
+        Ok(files)
+    }
+
+    fn files_by_job(&self, kind: u8) -> Result<Vec<(JobSerial, Ino)>> {
+        let mut files = Vec::new();
+        self.scan(cf::JOBS, &[kind], |key, _| {
+            let Some((job, ino)) = key.strip_prefix(&[kind]).and_then(|ids| ids.split_at_checked(8)) else {
                 return Ok(false);
             };
-            files.entry(super::id_of(job)?).or_default().push(Ino(super::id_of(ino)?));
+            files.push((super::id_of(job)?, Ino(super::id_of(ino)?)));
             Ok(true)
         })?;
         Ok(files)
@@ -123,16 +162,23 @@ impl Catalog {
 
     /// Forgets the files that were recorded for a job.
     pub fn forget_local_files(&self, job: JobSerial) -> Result<()> {
-        let prefix = key(b'l', job);
         let mut batch = self.batch();
-        self.scan(cf::JOBS, &prefix, |key, _| {
-            let is_of_job = key.starts_with(&prefix);
-            if is_of_job {
-                batch.delete_raw(cf::JOBS, key);
-            }
-            Ok(is_of_job)
-        })?;
+        self.forget_local_files_by(&mut batch, job)?;
         if batch.is_empty() { Ok(()) } else { self.write(batch) }
+    }
+
+    fn forget_local_files_by(&self, batch: &mut Batch<'_>, job: JobSerial) -> Result<()> {
+        for kind in [USED, CHANGED] {
+            let prefix = key(kind, job);
+            self.scan(cf::JOBS, &prefix, |key, _| {
+                let is_of_job = key.starts_with(&prefix);
+                if is_of_job {
+                    batch.delete_raw(cf::JOBS, key);
+                }
+                Ok(is_of_job)
+            })?;
+        }
+        Ok(())
     }
 
     fn prune_jobs(&self) -> Result<()> {
@@ -220,20 +266,26 @@ mod tests {
     fn files_are_recorded_and_forgotten_for_each_job() {
         let dir = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&dir.path().join("catalog"), Durability::Process).unwrap();
-        for (job, ino) in [(1, 7), (2, 8), (2, 7), (2, 8), (256, 9)] {
-            catalog.put_local_file(job, Ino(ino)).unwrap();
+        let file = |ino, is_changed| FileOfJob { ino: Ino(ino), is_changed };
+        for (job, ino, is_changed) in [(1, 7, false), (2, 8, true), (2, 7, false), (2, 8, false), (256, 9, false)] {
+            catalog.put_local_file(job, file(ino, is_changed)).unwrap();
         }
         catalog.put_job(2, &mut head("2", None), None).unwrap();
         let known = |job: JobSerial| catalog.local_files().unwrap().remove(&job);
-        assert_eq!([known(1), known(2), known(3)], [Some(vec![Ino(7)]), Some(vec![Ino(7), Ino(8)]), None]);
+        assert_eq!(
+            [known(1), known(2), known(3)],
+            [Some(vec![file(7, false)]), Some(vec![file(7, false), file(8, true)]), None]
+        );
         catalog.forget_local_files(2).unwrap();
-        assert_eq!([known(1), known(2), known(256)], [Some(vec![Ino(7)]), None, Some(vec![Ino(9)])]);
+        assert_eq!([known(1), known(2), known(256)], [Some(vec![file(7, false)]), None, Some(vec![file(9, false)])]);
+        catalog.put_unseen_job(1, &mut head("1", Some(2)), None).unwrap();
+        assert_eq!([known(1), known(256)], [None, Some(vec![file(9, false)])], "its processes go on");
         let mut jobs = 0;
         let all = catalog.jobs(|_, _| {
             jobs += 1;
             Ok(true)
         });
-        assert_eq!(all.map(|()| jobs).unwrap(), 1);
+        assert_eq!(all.map(|()| jobs).unwrap(), 2);
     }
 
     #[test]
@@ -255,7 +307,7 @@ mod tests {
         let mut batch = catalog.batch();
         batch.put_raw(cf::JOBS, &key(b'h', 7), b"{}");
         catalog.write(batch).unwrap();
-        catalog.put_local_file(9, Ino(1)).unwrap();
+        catalog.put_local_file(9, FileOfJob { ino: Ino(1), is_changed: true }).unwrap();
         assert_eq!(catalog.newest_job().unwrap(), Some(7));
     }
 }

@@ -50,7 +50,7 @@ use forebay_cache::group_commit::{GroupCommit, ServedTurns};
 use forebay_cache::{ContentId, ContentNumbers};
 use ids::IdAllocator;
 pub use ino::Ino;
-pub use jobs::{JobHead, JobSerial};
+pub use jobs::{FileOfJob, JobHead, JobSerial};
 use lost_contents::LostContents;
 pub use profiles::ProfileHead;
 use queue::{FlushQueue, IntentRecord};

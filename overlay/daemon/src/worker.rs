@@ -92,7 +92,11 @@ async fn serve(runtime: &Runtime, state: &MountState, device: OwnedFd, collector
     let options = MountOptions { state_dir: Some(runtime.dir().to_path_buf()), ..mount_options(config) };
     let jobs = Jobs::start(overlay.clone());
     let (served, noted) = (overlay.clone(), jobs.clone());
-    let mounted = tokio::task::spawn_blocking(move || fuse::serve(served, noted, device, options, attach))
+    let serve = move || {
+        noted.go_on();
+        fuse::serve(served, noted, device, options, attach)
+    };
+    let mounted = tokio::task::spawn_blocking(serve)
         .await
         .map_err(|e| Failure::new(FailureKind::Other, format!("the FUSE server panicked: {e}")))??;
     let mounted = Arc::new(mounted);

@@ -39,6 +39,12 @@ pub trait Advisor: Send + Sync {
         Vec::new()
     }
 
+    /// Leaves a local file that is to be removed to the running jobs that use it, or may use it: their end removes it.
+    /// Returns whether there are such jobs.
+    fn takes_over(&self, _ino: Ino) -> bool {
+        false
+    }
+
     /// Returns the user of a job or an allocation, which owns leases. Blocks.
     fn user_of(&self, _owner: &str) -> Option<u32> {
         None

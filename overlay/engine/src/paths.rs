@@ -7,10 +7,27 @@ use forebay_api::paths::encode;
 use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
 use forebay_catalog::{InodeRecord, Link};
 
-use super::{Inner, Ino};
+use super::{Inner, Ino, Overlay};
 
 /// Deeper trees than a path of `PATH_MAX` bytes can name exist; a loop would be damage.
 const MAX_DEPTH: usize = 65_536;
+
+/// A path has more bytes than the caller takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathTooLong;
+
+type PathWithin<T> = std::result::Result<T, PathTooLong>;
+
+impl Overlay {
+    /// Returns the path of an inode in the mount, of `bytes_max` at most. `None`: it has no name any more. Names may be
+    /// nested 2,048 deep, so a path may have half a MiB.
+    ///
+    /// # Errors
+    /// The path is longer.
+    pub fn path_within(&self, ino: Ino, bytes_max: usize) -> PathWithin<Option<PoolPath>> {
+        self.inner.walk_up_within(ino, bytes_max, |record| record.links.first().cloned())
+    }
+}
 
 impl Inner {
     /// Returns the path of an inode in the mount, by one of its names, or `None` if it has no name.
@@ -32,13 +49,23 @@ impl Inner {
     }
 
     fn walk_up(&self, ino: Ino, link: impl Fn(&InodeRecord) -> Option<Link>) -> Option<PoolPath> {
+        self.walk_up_within(ino, usize::MAX, link).ok().flatten()
+    }
+
+    fn walk_up_within(
+        &self,
+        ino: Ino,
+        bytes_max: usize,
+        link: impl Fn(&InodeRecord) -> Option<Link>,
+    ) -> PathWithin<Option<PoolPath>> {
         let mut names = Vec::new();
+        let mut bytes = 0;
         // The directories that the pool must find on the path: the named one, and the one that holds the named object.
         // Not files: renames replace them all the time, and a call that changes a file names its identity as well.
         let (mut object, mut holder) = (None, None);
         let mut at = ino;
         while at != Ino::ROOT {
-            let node = self.node(at).ok()?;
+            let Ok(node) = self.node(at) else { return Ok(None) };
             let (identity, up) = {
                 let state = node.state.lock();
                 let record = &state.record;
@@ -50,15 +77,20 @@ impl Inner {
                 1 => holder = identity,
                 _ => {}
             }
-            let (parent, name) = up?;
+            let Some((parent, name)) = up else { return Ok(None) };
+            // With the slash that separates it from the next name.
+            bytes += name.len() + usize::from(!names.is_empty());
+            if bytes > bytes_max {
+                return Err(PathTooLong);
+            }
             names.push(name);
             at = parent;
             if names.len() > MAX_DEPTH {
-                return None;
+                return Ok(None);
             }
         }
-        let path = PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'))?;
-        Some(path.of_object(object).in_directory(holder))
+        let path = PoolPath::parse(names.iter().rev().map(AsRef::as_ref).collect::<Vec<&[u8]>>().join(&b'/'));
+        Ok(path.map(|path| path.of_object(object).in_directory(holder)))
     }
 
     /// Visits an inode and the directories above it in the pool, under all of its names, until `each` returns `false`.

@@ -261,7 +261,7 @@ impl Filesystem for MountSession {
             match outcome {
                 Ok((entry, opened, user)) => {
                     let privileged = entry.attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-                    replier.jobs.note_open(job, entry.attr.ino, &opened);
+                    replier.jobs.note_create(job, entry.attr.ino, &opened);
                     replier.reply_created(&entry, flags, &Granted { opened, privileged, user }, reply);
                 }
                 Err(error) => reply.error(convert::errno(&error)),

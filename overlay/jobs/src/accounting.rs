@@ -3,19 +3,27 @@
 //! The order is that of the monotonic clock: the kernel stamps first touches with it, and the front end stamps opens
 //! with it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use forebay_api::jobs::{JobFile, Traffic, UsedParts};
 use forebay_api::operator::TypedPath;
 use forebay_ebpf::layout::{FINEST_SHIFT, MAP_WORDS};
-use forebay_engine::Ino;
+use forebay_engine::{FileOfJob, Ino};
 
-/// Files of one job that are reported. Each takes some 300 bytes: ten megabytes for a job that reads everything.
+/// Files of one job that are reported. Each takes some 300 bytes and its path: ten megabytes for a job that reads
+/// everything.
 pub const FILES_MAX: usize = 32_768;
-/// Files beyond `FILES_MAX` that are counted, at most: nine megabytes.
+/// A file with a longer path, encoded, is counted, and not reported: profiles have no longer ones, either.
+pub const PATH_BYTES_MAX: usize = forebay_prefetch::profile::PATH_BYTES_MAX;
+/// Bytes of the paths of all files of one job that are reported.
+pub const PATHS_BYTES_MAX: usize = FILES_MAX * 256;
+/// Files that are not reported, and are counted, at most: thirteen megabytes.
 const OMITTED_MAX: usize = 262_144;
+/// Files that a job is known to use, at most.
+#[cfg(test)]
+pub const FILES_KNOWN: usize = FILES_MAX + OMITTED_MAX;
 
 /// A file that a job uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -162,16 +170,21 @@ pub struct JobFileUse {
     pub path: TypedPath,
     pub traffic: Traffic,
     pub parts: PartMap,
+    /// The job made it, or wrote to it.
+    pub is_changed: bool,
 }
 
 /// The uses of one job.
 #[derive(Debug, Default)]
 pub struct Accounting {
     files: HashMap<FileId, JobFileUse>,
-    /// Files beyond `FILES_MAX`.
-    omitted: HashSet<OmittedFile>,
-    /// Files that never go to the pool and that the job used when another daemon counted.
-    local_before: HashSet<Ino>,
+    /// The bytes of their paths.
+    path_bytes: usize,
+    /// Files beyond the limits, and whether the job changed them.
+    omitted: HashMap<OmittedFile, bool>,
+    /// Files that never go to the pool and that the job used when another daemon counted, or whose removal another job
+    /// left to it; and whether this job may remove them as if it had changed them.
+    local: HashMap<Ino, bool>,
     sum: Traffic,
 }
 
@@ -199,13 +212,22 @@ impl OmittedFile {
 impl Accounting {
     /// The uses of a job that goes on after the death of a daemon, whose counts are lost. `local`: the files that never
     /// go to the pool and that the job used before.
-    pub fn continued(local: Vec<Ino>) -> Self {
-        Self { local_before: local.into_iter().collect(), ..Self::default() }
+    pub fn continued(local: Vec<FileOfJob>) -> Self {
+        Self { local: local.into_iter().map(|file| (file.ino, file.is_changed)).collect(), ..Self::default() }
     }
 
     /// Returns whether `count` needs the path of this file.
     pub fn needs_path(&self, file: &FileId) -> bool {
-        !self.files.contains_key(file) && self.files.len() < FILES_MAX
+        let has_room = self.files.len() < FILES_MAX && self.path_bytes < PATHS_BYTES_MAX;
+        has_room && !self.files.contains_key(file) && !self.omitted.contains_key(&OmittedFile::of(file))
+    }
+
+    /// Returns the bytes that the path of a file takes here.
+    fn bytes_of(file: &FileId, path: &TypedPath) -> usize {
+        match file {
+            FileId::Overlay(_) => path.len(),
+            FileId::Pool(id) => path.len() + id.len(),
+        }
     }
 
     /// Returns whether the next use of this file is the first one, and can be counted.
@@ -213,28 +235,72 @@ impl Accounting {
         !self.has_used(file) && self.omitted.len() < OMITTED_MAX
     }
 
+    /// Returns whether the next change of this file by the job is the first one, and the file is known.
+    pub fn counts_as_changed(&self, file: &FileId) -> bool {
+        self.change_of(file) == Some(false)
+    }
+
     /// Returns whether the job used this file. Beyond `FILES_MAX` and `OMITTED_MAX` files that is not known, and the
     /// answer is no.
     pub fn has_used(&self, file: &FileId) -> bool {
-        let before = || matches!(file, FileId::Overlay(ino) if self.local_before.contains(ino));
-        self.files.contains_key(file) || self.omitted.contains(&OmittedFile::of(file)) || before()
+        self.change_of(file).is_some()
+    }
+
+    /// Like [`Self::has_used`], but where that is not known, the answer is yes.
+    pub fn may_have_used(&self, file: &FileId) -> bool {
+        self.omitted.len() >= OMITTED_MAX || self.has_used(file)
+    }
+
+    /// Returns whether the job changed a file. `None`: it has not used it, as far as is known.
+    fn change_of(&self, file: &FileId) -> Option<bool> {
+        let before = match file {
+            FileId::Overlay(ino) => self.local.get(ino).copied(),
+            FileId::Pool(_) => None,
+        };
+        let reported = || self.files.get(file).map(|used| used.is_changed);
+        let counted = reported().or_else(|| self.omitted.get(&OmittedFile::of(file)).copied());
+        before.max(counted)
+    }
+
+    /// Notes that the job made a file or wrote to it.
+    pub fn note_changed(&mut self, file: &FileId) {
+        if let Some(used) = self.files.get_mut(file) {
+            used.is_changed = true;
+        } else if let Some(is_changed) = self.omitted.get_mut(&OmittedFile::of(file)) {
+            *is_changed = true;
+        }
+        if let FileId::Overlay(ino) = file
+            && let Some(is_changed) = self.local.get_mut(ino)
+        {
+            *is_changed = true;
+        }
+    }
+
+    /// Takes over the removal of a local file from a job that has ended.
+    pub fn take_over(&mut self, ino: Ino) {
+        let file = FileId::Overlay(ino);
+        if !self.has_used(&file) && self.local.len() < OMITTED_MAX {
+            self.local.insert(ino, true);
+        }
+        self.note_changed(&file);
     }
 
     /// Returns the files of the overlay that the job used, also those that are not reported. Some may be there twice.
-    pub fn overlay_files(&self) -> Vec<Ino> {
-        let reported = self.files.keys().filter_map(|file| match file {
-            FileId::Overlay(ino) => Some(*ino),
+    pub fn overlay_files(&self) -> Vec<FileOfJob> {
+        let reported = self.files.iter().filter_map(|(file, used)| match file {
+            FileId::Overlay(ino) => Some((*ino, used.is_changed)),
             FileId::Pool(_) => None,
         });
-        let omitted = self.omitted.iter().filter_map(|file| match file {
-            OmittedFile::Overlay(ino) => Some(*ino),
+        let omitted = self.omitted.iter().filter_map(|(file, is_changed)| match file {
+            OmittedFile::Overlay(ino) => Some((*ino, *is_changed)),
             OmittedFile::Pool(_) => None,
         });
-        reported.chain(omitted).chain(self.local_before.iter().copied()).collect()
+        let local = self.local.iter().map(|(ino, is_changed)| (*ino, *is_changed));
+        reported.chain(omitted).chain(local).map(|(ino, is_changed)| FileOfJob { ino, is_changed }).collect()
     }
 
     /// Replaces the counts `old` of a file by `new`. `path` is the present path of the file, needed if the file may be
-    /// new.
+    /// new: without it, a new file is counted, and not reported.
     pub fn count(
         &mut self,
         file: &FileId,
@@ -245,21 +311,23 @@ impl Accounting {
         parts: &PartMap,
     ) {
         self.sum.replace(old, new);
-        if !self.files.contains_key(file) && self.files.len() >= FILES_MAX {
-            if self.omitted.len() < OMITTED_MAX {
-                self.omitted.insert(OmittedFile::of(file));
-            }
-            return;
+        if let (true, Some(path)) = (self.needs_path(file), path)
+            && self.path_bytes + Self::bytes_of(file, &path) <= PATHS_BYTES_MAX
+        {
+            self.path_bytes += Self::bytes_of(file, &path);
+            let (traffic, parts) = (Traffic::default(), PartMap::default());
+            self.files.insert(file.clone(), JobFileUse { first_ns, path, traffic, parts, is_changed: false });
         }
-        let known = self.files.entry(file.clone()).or_insert_with(|| JobFileUse {
-            first_ns,
-            path: path.unwrap_or_default(),
-            traffic: Traffic::default(),
-            parts: PartMap::default(),
-        });
-        known.first_ns = known.first_ns.min(first_ns);
-        known.traffic.replace(old, new);
-        known.parts.add(parts);
+        if let Some(known) = self.files.get_mut(file) {
+            known.first_ns = known.first_ns.min(first_ns);
+            known.traffic.replace(old, new);
+            known.parts.add(parts);
+        } else if self.omitted.len() < OMITTED_MAX {
+            self.omitted.entry(OmittedFile::of(file)).or_insert(false);
+        }
+        if new.written_bytes > old.written_bytes {
+            self.note_changed(file);
+        }
     }
 
     pub fn sum(&self) -> Traffic {
@@ -339,5 +407,43 @@ mod tests {
         assert!(is_used(0) && is_used(FILES_MAX as u64 + 2), "a file that is not reported is used all the same");
         assert!(!is_used(FILES_MAX as u64 + 3), "however many files a job uses, it uses no other file");
         assert_eq!(uses.overlay_files().len(), FILES_MAX + 3);
+        assert!(uses.overlay_files().iter().all(|file| !file.is_changed));
+        let wrote = Traffic { written_bytes: 1, ..Traffic::default() };
+        let changed = [0, FILES_MAX as u64 + 2].map(|at| Ino(1_000_000 - at));
+        for ino in changed {
+            assert!(uses.counts_as_changed(&FileId::Overlay(ino)));
+            uses.count(&FileId::Overlay(ino), 9, None, &none, &wrote, &PartMap::default());
+            assert!(!uses.counts_as_changed(&FileId::Overlay(ino)));
+        }
+        let mut found: Vec<Ino> = uses.overlay_files().iter().filter(|f| f.is_changed).map(|f| f.ino).collect();
+        found.sort_unstable_by_key(|ino| std::cmp::Reverse(ino.0));
+        assert_eq!(found, changed);
+    }
+
+    #[test]
+    fn the_paths_of_a_job_take_no_more_than_their_limit() {
+        let mut uses = Accounting::default();
+        let (none, path) = (Traffic::default(), "x".repeat(PATH_BYTES_MAX));
+        let all = 2 * PATHS_BYTES_MAX / PATH_BYTES_MAX;
+        for at in 0..all as u64 {
+            uses.count(&FileId::Overlay(Ino(at)), at, Some(path.clone()), &none, &none, &PartMap::default());
+        }
+        uses.count(&FileId::Pool("p".into()), 0, Some("p".into()), &none, &none, &PartMap::default());
+        let bytes: usize = uses.ranked().iter().map(|(_, used)| used.path.len()).sum();
+        assert!((PATHS_BYTES_MAX - PATH_BYTES_MAX..=PATHS_BYTES_MAX).contains(&bytes), "{bytes}");
+        assert_eq!(uses.len() + uses.omitted(), all + 1, "the others are counted");
+    }
+
+    #[test]
+    fn a_job_that_does_not_know_all_its_files_may_have_used_any() {
+        let mut uses = Accounting::default();
+        let none = Traffic::default();
+        for at in 0..FILES_KNOWN as u64 {
+            assert!(!uses.may_have_used(&FileId::Overlay(Ino(9))), "{at}");
+            uses.count(&FileId::Overlay(Ino(1_000 + at)), at, Some(String::new()), &none, &none, &PartMap::default());
+        }
+        assert!(uses.may_have_used(&FileId::Overlay(Ino(9))) && !uses.has_used(&FileId::Overlay(Ino(9))));
+        uses.take_over(Ino(9));
+        assert!(uses.overlay_files().contains(&FileOfJob { ino: Ino(9), is_changed: true }));
     }
 }

@@ -184,13 +184,15 @@ impl JobsInner {
                     record.is_writing_back = *state == AllocationState::StagingOut;
                     Ok(over)
                 })?;
-                self.end_holding(id, JobEnd::Told)?;
+                // An error of the end must not keep the results from the pool: `ready` says that they are under way.
+                let held = self.end_holding(id, JobEnd::Told);
                 self.begin_work(id, AllocationWork::StageOut)?;
                 // It may be over, and have kept its scratch directory.
                 let keeps = |known: &AllocationRecord| is_settled || known.results == ScratchResults::Uncommitted;
                 if let Some(known) = known.filter(|known| known.needs_no_scratch() && keeps(known)) {
                     self.discard_scratch_of(&known);
                 }
+                held?;
             }
             AllocationVerb::Teardown { gives_up_results } => {
                 let known = self.change_allocation(id, |record| {

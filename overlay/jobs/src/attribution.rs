@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use forebay_system::process::process_and_parent;
+use forebay_system::process::{self, process_and_parent};
 use lru::LruCache;
 use parking_lot::Mutex;
 
@@ -81,6 +81,12 @@ fn cgroup(thread: u32) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
+/// Returns whether any process is in these cgroups, or below them.
+pub fn any_is_within(ancestors: &[String]) -> bool {
+    let is_within_any = |cgroup: String| ancestors.iter().any(|ancestor| is_within(&cgroup, ancestor));
+    !ancestors.is_empty() && process::all().any(|pid| cgroup(pid).is_some_and(is_within_any))
+}
+
 /// Returns whether a cgroup is `ancestor` or lies below it.
 pub fn is_within(cgroup: &str, ancestor: &str) -> bool {
     cgroup.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || ancestor == "/")
@@ -112,6 +118,7 @@ mod tests {
     fn cgroups_are_within_by_component() {
         assert!(is_within("/a/b", "/a") && is_within("/a", "/a") && is_within("/a", "/"));
         assert!(!is_within("/ab", "/a") && !is_within("/a", "/a/b"));
+        assert!(!any_is_within(&[]) && !any_is_within(&["/no such cgroup".into()]));
     }
 
     #[test]

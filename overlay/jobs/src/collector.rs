@@ -3,23 +3,25 @@
 //!
 //! Records are read in batches, each with one system call. The ring wakes the thread when a quarter of it is used.
 //!
-//! If a worker dies, its counts are lost. The catalog has the jobs that ran, with their processes. The next worker goes
-//! on with those jobs whose clients live, adds their processes and all descendants, and marks the report as
-//! interrupted.
+//! If a worker dies, its counts are lost. One that ends records them. The catalog has the jobs that ran, with their
+//! processes. The next worker goes on with those jobs whose clients live, and marks the report as interrupted: before it
+//! answers its first request, so that no use is missed. Their processes and all descendants are added to the observer later.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_backends::Result;
-use forebay_catalog::{JobHead, JobSerial};
+use forebay_catalog::{AllocationState, JobHead, JobSerial};
+use forebay_engine::EndedJob;
 use forebay_system::capabilities;
 use forebay_system::clock::unix_now;
 use forebay_system::process::Process;
 
 use super::accounting::Accounting;
-use super::lifecycle::JobEnd;
+use super::lifecycle::{self, JobEnd};
 use super::watch::{Watch, WatchOptions};
 use super::{Jobs, JobsInner, Registry};
 
@@ -47,6 +49,14 @@ impl Collector {
 }
 
 impl Jobs {
+    /// Goes on with the jobs of an earlier daemon: from now on, requests count for them. [`Self::observe`] adds the observer.
+    /// Blocks.
+    pub fn go_on(&self) {
+        if let Err(error) = self.inner.enter_jobs() {
+            tracing::error!(%error, "jobs of an earlier daemon");
+        }
+    }
+
     /// Begins to track jobs, with an observer if this process may have one. Returns at once.
     ///
     /// `opens_unseen`: the kernel sends no OPEN requests.
@@ -147,72 +157,136 @@ impl Registry {
 }
 
 impl JobsInner {
-    /// Ends all jobs, for a daemon that ends. Those that allocations hold go on in the next daemon.
-    pub(crate) fn end_jobs(&self) {
-        self.end_jobs_where(JobEnd::Unseen, |head| !head.is_held);
+    /// Records what all jobs used until now, for a daemon that ends. The jobs go on in the next daemon.
+    pub(crate) fn leave_jobs(&self) {
+        self.end_jobs_where(JobEnd::Orphaned, |_| false);
+        self.collect_uses(Duration::ZERO);
+        let numbers: Vec<u32> = self.registry.table.lock().running.keys().copied().collect();
+        for number in numbers {
+            if let Err(error) = self.keep_report(number) {
+                tracing::error!(%error, "a job's report");
+            }
+        }
         self.registry.wake_keeper();
     }
 
-    /// Ends jobs whose clients have not ended them.
-    fn end_jobs_where(&self, end: JobEnd, over: impl Fn(&JobHead) -> bool) {
-        let numbers: Vec<u32> = {
+    /// Ends jobs whose clients have not ended them, and those whose end could not be recorded.
+    pub(crate) fn end_jobs_where(&self, end: JobEnd, over: impl Fn(&JobHead) -> bool) {
+        let numbers: Vec<(u32, JobEnd)> = {
             let mut table = self.registry.table.lock();
-            let over = table.running.iter_mut().filter(|(_, running)| over(&running.head));
-            over.map(|(number, running)| {
+            let over = table.running.iter_mut().filter_map(|(number, running)| {
+                let is_over = !running.is_ending && over(&running.head);
+                let end = running.unrecorded.take().or(is_over.then_some(end))?;
                 running.is_ending = true;
-                *number
-            })
-            .collect()
+                Some((*number, end))
+            });
+            over.collect()
         };
-        for number in numbers {
+        for (number, end) in numbers {
             if let Err(error) = self.finish_job(number, end) {
                 tracing::error!(%error, "a job's report");
             }
         }
     }
 
-    /// Takes over the jobs that an earlier daemon did not see the end of.
-    pub(super) fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
+    /// Enters the jobs into the table that an earlier daemon did not see the end of, and that go on: from now on, requests
+    /// count for them. Their processes are known by the catalog and /proc.
+    pub(crate) fn enter_jobs(&self) -> Result<()> {
+        let catalog = self.engine.catalog();
         // A clock that was set back must not make a new job look older than the records: then its own would be removed first.
-        if let Some(newest) = self.engine.catalog().newest_job()? {
+        if let Some(newest) = catalog.newest_job()? {
             let mut table = self.registry.table.lock();
             table.last_serial = table.last_serial.max(newest);
         }
-        let mut local = self.engine.catalog().local_files()?;
-        let mut found: Vec<(JobSerial, JobHead)> = Vec::new();
+        let mut going_on = self.unended_jobs()?;
+        going_on.retain_mut(|(_, head)| {
+            head.clients.retain(Process::is_alive);
+            !head.clients.is_empty() || head.is_held
+        });
+        let mut local = if going_on.is_empty() { BTreeMap::new() } else { catalog.local_files()? };
+        for (serial, mut head) in going_on {
+            head.is_held = head.is_held && self.is_held_by_allocation(&head.summary.id)?;
+            if head.clients.is_empty() && !head.is_held {
+                continue;
+            }
+            head.summary.interrupted = true;
+            let uses = Accounting::continued(local.remove(&serial).unwrap_or_default());
+            self.run_job(&mut self.registry.table.lock(), serial, head, uses);
+        }
+        Ok(())
+    }
+
+    /// Returns the jobs that are recorded as running, and are not in the table.
+    fn unended_jobs(&self) -> Result<Vec<(JobSerial, JobHead)>> {
+        let mut found = Vec::new();
         self.engine.catalog().jobs(|serial, head| {
-            if head.summary.ended_unix.is_none() {
+            if head.summary.ended_unix.is_none() && !self.registry.has(serial) {
                 found.push((serial, head));
             }
             Ok(true)
         })?;
-        for (serial, mut head) in found {
-            head.summary.interrupted = true;
-            head.clients.retain(Process::is_alive);
-            head.is_held &= self.allocations.is_active(&head.summary.id);
-            if head.clients.is_empty() && !head.is_held {
-                head.summary.ended_unix = Some(unix_now());
-                self.engine.catalog().put_job(serial, &mut head, Some(&[]))?;
-                continue;
-            }
-            let alive: Vec<u32> =
-                std::mem::take(&mut head.summary.processes).iter().filter(|p| p.is_alive()).map(|p| p.pid).collect();
-            let cgroups = std::mem::take(&mut head.summary.cgroups);
-            let ids = std::mem::take(&mut head.cgroup_ids);
-            head.summary.observer = self.registry.status().kind;
-            head.summary.missing = self.registry.unseen();
-            head.summary.reads_unseen = self.registry.misses_reads();
-            let uses = Accounting::continued(local.remove(&serial).unwrap_or_default());
-            let number = self.run_job(&mut self.registry.table.lock(), serial, head, uses);
-            self.add_processes(number, &alive);
-            cgroups.into_iter().zip(ids).for_each(|(path, id)| self.add_cgroup(number, id, path));
-            self.keep_running(number)?;
-            self.go_ahead_of(number);
+        Ok(found)
+    }
+
+    /// Returns whether there is an allocation of this name whose job may still run. Also before the allocations are taken
+    /// up.
+    fn is_held_by_allocation(&self, id: &str) -> Result<bool> {
+        let record = self.engine.catalog().allocation(id)?;
+        Ok(record.is_some_and(|record| {
+            let is_over = record.state == AllocationState::Running && record.is_of_earlier_boot();
+            record.state.may_run() && !is_over
+        }))
+    }
+
+    /// Takes over the jobs that an earlier daemon did not see the end of, once the observer is there and the allocations are
+    /// taken up: goes on with those in the table, and ends the others.
+    pub(super) fn take_up_jobs(self: &Arc<Self>) -> Result<()> {
+        self.enter_jobs()?;
+        let mut outcome = Ok(());
+        let entered: Vec<u32> = self.registry.table.lock().running.keys().copied().collect();
+        for number in entered {
+            outcome = outcome.and(self.go_on_with(number));
+        }
+        let mut users = HashMap::new();
+        self.engine.catalog().jobs(|serial, head| {
+            users.insert(serial, head.summary.uid);
+            Ok(true)
+        })?;
+        for (serial, mut head) in self.unended_jobs()? {
+            let goes_on = !head.is_held && lifecycle::has_processes_left(&head);
+            (head.is_held, head.summary.interrupted) = (false, true);
+            head.summary.ended_unix = Some(unix_now());
+            // The files that the earlier daemon recorded stay.
+            outcome = outcome.and(self.put_ended(serial, &mut head, None, goes_on));
         }
         // The files of all jobs that run are known now.
-        for (ended, files) in local {
-            self.settle_files(ended, files);
+        for (job, files) in self.engine.catalog().local_files()? {
+            if !self.registry.has(job) {
+                self.settle_files(job, EndedJob { user: users.get(&job).copied(), files }, false);
+            }
         }
-        self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive))
+        outcome.and(self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive)))
+    }
+
+    /// Goes on with a job that an earlier daemon began: the observer learns its processes.
+    fn go_on_with(self: &Arc<Self>, number: u32) -> Result<()> {
+        let head = self.registry.table.lock().running.get(&number).map(|running| running.head.clone());
+        let Some(head) = head else { return Ok(()) };
+        let (alive, dead): (Vec<Process>, Vec<Process>) =
+            head.summary.processes.iter().copied().partition(Process::is_alive);
+        if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
+            let summary = &mut running.head.summary;
+            summary.processes.retain(|process| !dead.contains(process));
+            summary.observer = self.registry.status().kind;
+            summary.missing = self.registry.unseen();
+            summary.reads_unseen = self.registry.misses_reads();
+        }
+        self.add_processes(number, &alive.iter().map(|process| process.pid).collect::<Vec<_>>());
+        for (id, path) in head.cgroup_ids.iter().zip(&head.summary.cgroups) {
+            self.observe_cgroup(number, *id, path);
+        }
+        self.keep_running(number)?;
+        self.go_ahead_of(number);
+        Ok(())
     }
 }

@@ -14,12 +14,13 @@
 //! | `lifecycle` | begins, joins and ends jobs; a job lasts as long as a process that began or joined it, or as its allocation |
 //! | `attribution` | thread → job: by the tasks of the observer, else by the parents in /proc, else by the cgroup |
 //! | `watch` | the places that are observed; inodes of content files → inodes of the overlay; records → bytes |
-//! | `accounting` | the files of one job, at most `FILES_MAX`; more files count in the sums alone |
+//! | `accounting` | the files of one job, at most `FILES_MAX`; more files, and those with long paths, count in the sums alone |
 //! | `observer_activation` | when the observer is attached |
 //! | `collector` | the thread of all jobs |
 //! | `shown` | reports for operators |
 //! | `allocations` | what a batch job holds: staging, leases, the job, the write-back |
 //! | `slurm_steps` | thread → Slurm job, for jobs that begin before their processes |
+//! | `advice` | answers to the engine |
 //! | `foresight` | profiles, and what is staged ahead of a job or a reader |
 //!
 //! If no job runs, a request pays for one load of a counter. A caller that asks (`job show`, `top`, the end of a job)
@@ -30,6 +31,7 @@
 //! notified.
 
 mod accounting;
+mod advice;
 mod allocations;
 mod attribution;
 mod collector;
@@ -44,7 +46,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_api::operator::TypedPath;
@@ -53,15 +55,16 @@ use forebay_backends::Result;
 use forebay_cache::ContentId;
 use forebay_catalog::{JobHead, JobSerial};
 use forebay_ebpf::NO_JOB;
-use forebay_engine::{Advisor, Foreseen, Ino, Means, Opened, Overlay, blocking};
+use forebay_engine::{EndedJob, FileOfJob, Ino, Opened, Overlay, PathTooLong, blocking};
 use forebay_policy::JobFacts;
 use forebay_system::process::Process;
 use futures::FutureExt;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use accounting::{Accounting, PartMap};
+use accounting::{Accounting, PATH_BYTES_MAX, PartMap};
 use accounting::{FileId, UsedFile};
+use advice::Advice;
 use allocations::Allocations;
 use attribution::Attribution;
 pub use collector::Collector;
@@ -70,7 +73,8 @@ pub use forebay_api::jobs::{
     JobFile, JobRequest, JobSample, JobSummary, Members, ObserverKind, ObserverStatus, Sample, Traffic, UsedParts,
     check_id,
 };
-use foresight::{Foresight, Invocation};
+use foresight::Foresight;
+use lifecycle::JobEnd;
 pub use watch::WatchOptions;
 use watch::{TrafficUpdate, Watch};
 
@@ -131,6 +135,10 @@ struct Running {
     is_over: bool,
     /// It is being finished: a client that comes now begins another job of its name.
     is_ending: bool,
+    /// How it ended, if its report could not be recorded: that is tried again.
+    unrecorded: Option<JobEnd>,
+    /// Set at its end if its processes go on all the same: they need the files that never go to the pool.
+    goes_on: Arc<AtomicBool>,
     /// The uses that the observer had lost before the job began.
     lost_before: u64,
 }
@@ -209,7 +217,9 @@ impl Registry {
             return Vec::new();
         }
         let table = self.table.lock();
-        let users = table.running.values().filter(|running| running.uses.has_used(&FileId::Overlay(ino)));
+        let runs_with =
+            |running: &&Running| running.unrecorded.is_none() && running.uses.has_used(&FileId::Overlay(ino));
+        let users = table.running.values().filter(runs_with);
         users
             .map(|running| JobFacts {
                 name: running.head.summary.id.clone(),
@@ -326,55 +336,6 @@ struct JobsInner {
     allocations: Allocations,
 }
 
-/// Answers the engine's questions about jobs. The engine does not keep jobs alive.
-struct Advice(Weak<JobsInner>);
-
-impl Advisor for Advice {
-    fn report_uses(&self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.collect_uses(EVICTION_LOOKS);
-        }
-    }
-
-    fn fast_pool_grew(&self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.note_filling();
-        }
-    }
-
-    fn keeps(&self, ino: Ino) -> bool {
-        self.0.upgrade().is_some_and(|inner| inner.foresight.keeps(ino))
-    }
-
-    fn evicted(&self, ino: Ino) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.foresight.access_predictor.evicted(ino);
-        }
-    }
-
-    fn is_running(&self, job: &str) -> bool {
-        self.0.upgrade().is_some_and(|inner| inner.registry.runs(job) || inner.allocations.is_active(job))
-    }
-
-    fn jobs_of(&self, ino: Ino) -> Vec<JobFacts> {
-        self.0.upgrade().map(|inner| inner.registry.jobs_of(ino)).unwrap_or_default()
-    }
-
-    fn user_of(&self, owner: &str) -> Option<u32> {
-        let inner = self.0.upgrade()?;
-        let of_allocation = || inner.engine.catalog().allocation(owner).ok()?.map(|allocation| allocation.uid);
-        inner.registry.user_of(owner).or_else(of_allocation)
-    }
-
-    fn foresee(&self, invocation: &Invocation, means: Means) -> Result<Foreseen> {
-        self.0.upgrade().map_or_else(|| Ok(Foreseen::default()), |inner| inner.foresee(invocation, means))
-    }
-
-    fn observer_status(&self) -> ObserverStatus {
-        self.0.upgrade().map(|inner| inner.registry.status()).unwrap_or_default()
-    }
-}
-
 impl Jobs {
     /// Begins to track the jobs of an engine, and to predict what readers open next. Needs a tokio runtime.
     pub fn start(engine: Overlay) -> Self {
@@ -393,16 +354,17 @@ impl Jobs {
         Self { inner }
     }
 
-    /// Ends all jobs, saves what they used until now, and shuts the engine down. For a daemon that ends.
+    /// Saves what all jobs used until now, and shuts the engine down. The jobs go on in the next daemon, which ends those
+    /// whose clients are gone by then.
     pub async fn shutdown(&self) -> Result<()> {
         let inner = self.inner.clone();
         inner.engine.stop().cancel();
-        let ended = blocking(move || {
-            inner.end_jobs();
+        let saved = blocking(move || {
+            inner.leave_jobs();
             Ok(())
         })
         .await;
-        self.inner.engine.shutdown().await.and(ended)
+        self.inner.engine.shutdown().await.and(saved)
     }
 
     /// Registers a job, or joins a running one. It runs as long as one of its clients lives.
@@ -447,6 +409,15 @@ impl Jobs {
 
     /// Counts an open of a file by a job.
     pub fn note_open(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
+        self.note_opened(job, ino, opened, false);
+    }
+
+    /// Counts that a job made a file, and opened it.
+    pub fn note_create(&self, job: Option<u32>, ino: Ino, opened: &Opened) {
+        self.note_opened(job, ino, opened, true);
+    }
+
+    fn note_opened(&self, job: Option<u32>, ino: Ino, opened: &Opened, is_made: bool) {
         if let (true, Some(content)) = (self.inner.registry.any(), &opened.resident) {
             self.inner.registry.contents.lock().put(ContentId(content.id), ino);
             if let (Some(job), true) = (job, opened.fetched_bytes > 0) {
@@ -454,7 +425,8 @@ impl Jobs {
                 *fetched.get_or_insert_mut((job, ino), || 0) += opened.fetched_bytes;
             }
         }
-        self.note(job, ino, Traffic { opens: 1, ..Traffic::default() }, PartMap::default());
+        let traffic = Traffic { opens: 1, ..Traffic::default() };
+        self.note_use(job, ino, traffic, PartMap::default(), is_made);
     }
 
     /// Counts a read through the daemon. `cached`: the read goes through the page cache, where the observer sees it.
@@ -481,6 +453,10 @@ impl Jobs {
     }
 
     fn note(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap) {
+        self.note_use(job, ino, traffic, parts, false);
+    }
+
+    fn note_use(&self, job: Option<u32>, ino: Ino, traffic: Traffic, parts: PartMap, is_made: bool) {
         let Some(job) = job else { return };
         let counted = TrafficUpdate {
             job,
@@ -490,6 +466,7 @@ impl Jobs {
             old: Traffic::default(),
             new: traffic,
             parts,
+            is_made,
         };
         self.inner.count_use(counted);
     }
@@ -510,38 +487,60 @@ impl JobsInner {
         self.engine.note_uses(read);
     }
 
-    fn count_use(&self, TrafficUpdate { job, file, path, first_ns, old, new, parts }: TrafficUpdate) {
+    fn count_use(&self, counted: TrafficUpdate) {
+        let is_change = counted.is_change();
+        let TrafficUpdate { job, file, path, first_ns, old, new, parts, is_made } = counted;
         if job == NO_JOB {
             return self.registry.table.lock().others.replace(&old, &new);
         }
         let (needs_path, first_of) = {
             let table = self.registry.table.lock();
             let Some(running) = table.running.get(&job) else { return };
-            (running.uses.needs_path(&file), running.uses.counts_as_new(&file).then_some(running.serial))
+            let uses = &running.uses;
+            let is_first = uses.counts_as_new(&file) || (is_change && uses.counts_as_changed(&file));
+            let first_of = || (running.serial, running.head.summary.uid, running.goes_on.clone());
+            (uses.needs_path(&file), is_first.then(first_of))
         };
-        if let (Some(serial), FileId::Overlay(ino)) = (first_of, &file) {
-            self.note_local_file(serial, *ino);
+        let of_job = match &file {
+            FileId::Overlay(ino) => Some(FileOfJob { ino: *ino, is_changed: is_change }),
+            FileId::Pool(_) => None,
+        };
+        if let (Some((serial, ..)), Some(file)) = (&first_of, of_job) {
+            self.note_local_file(*serial, file);
         }
-        let path = if needs_path { self.path_now(&file).or(path) } else { None };
+        // A file whose path is too long to be reported has none here.
+        let now = if needs_path { self.path_now(&file).ok() } else { None };
+        let path = now.map(|now| now.or(path).unwrap_or_default());
         let has_ended = match self.registry.table.lock().running.get_mut(&job) {
             Some(running) => {
                 running.uses.count(&file, first_ns, path, &old, &new, &parts);
+                if is_made {
+                    running.uses.note_changed(&file);
+                }
                 false
             }
             None => true,
         };
         // The end of the job did not see the file.
-        if let (true, Some(serial), FileId::Overlay(ino)) = (has_ended, first_of, &file) {
-            self.settle_files(serial, vec![*ino]);
+        if let (true, Some((serial, user, goes_on)), Some(file)) = (has_ended, first_of, of_job) {
+            let ended = EndedJob { user: Some(user), files: vec![file] };
+            self.settle_files(serial, ended, goes_on.load(Ordering::Acquire));
         }
     }
 
     /// Returns the present path of a file. `None`: it has no name any more.
-    fn path_now(&self, file: &FileId) -> Option<TypedPath> {
-        match file {
-            FileId::Overlay(ino) => self.engine.path_of(*ino).map(|path| paths::encode(path.as_bytes())),
+    ///
+    /// # Errors
+    /// The path is too long to be reported.
+    fn path_now(&self, file: &FileId) -> std::result::Result<Option<TypedPath>, PathTooLong> {
+        let path = match file {
+            FileId::Overlay(ino) => {
+                let path = self.engine.path_within(*ino, PATH_BYTES_MAX)?;
+                path.map(|path| paths::encode(path.as_bytes()))
+            }
             FileId::Pool(path) => Some(path.clone()),
-        }
+        };
+        if path.as_ref().is_some_and(|path| path.len() > PATH_BYTES_MAX) { Err(PathTooLong) } else { Ok(path) }
     }
 }
 

@@ -1,19 +1,22 @@
 //! A job from its beginning to its end.
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_api::jobs::{JobFile, JobRequest, JobSummary, Members, Traffic, check_id};
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_catalog::{JobHead, JobSerial};
-use forebay_engine::{Ino, blocking};
+use forebay_ebpf::Observer;
+use forebay_engine::{EndedJob, FileOfJob, Ino, blocking};
 use forebay_system::clock::unix_now;
 use forebay_system::process::{self, Process};
 use futures::FutureExt;
 
-use super::accounting::Accounting;
-use super::{JobTable, Jobs, MISSING_LOST, Running, slurm_steps};
+use super::accounting::{Accounting, FileId, UsedFile};
+use super::shown::shown;
+use super::{JobTable, Jobs, MISSING_LOST, Running, attribution, slurm_steps};
 use crate::JobsInner;
 
 /// Jobs that run at a time.
@@ -147,7 +150,9 @@ impl JobsInner {
         table.last_number += 1;
         table.last_serial = table.last_serial.max(serial);
         let lost_before = self.registry.lost_uses();
-        let running = Running { serial, head, uses, is_over: false, is_ending: false, lost_before };
+        let goes_on = Arc::new(AtomicBool::new(false));
+        let (is_over, is_ending, unrecorded) = (false, false, None);
+        let running = Running { serial, head, uses, is_over, is_ending, unrecorded, goes_on, lost_before };
         table.running.insert(table.last_number, running);
         self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
         self.registry.wake_keeper();
@@ -193,24 +198,36 @@ impl JobsInner {
                 break;
             }
             for process in &new {
-                if let Some(Err(error)) = observer.map(|observer| observer.add_process(process.pid, number)) {
+                let add =
+                    |observer: &Observer| observer.add_running_process(process.pid, number, || process.is_running());
+                if let Some(Err(error)) = observer.map(add) {
                     tracing::warn!("process {} is not observed: {error}", process.pid);
                 }
             }
             if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
-                running.head.summary.processes.extend(&new);
+                let members = &mut running.head.summary.processes;
+                // A job of an earlier daemon has its processes already.
+                let listed: HashSet<Process> = members.iter().copied().collect();
+                members.extend(new.iter().filter(|process| !listed.contains(process)));
             }
             known.extend(new);
         }
+        self.forget_processes_of_ended(number);
         self.registry.attribution.forget();
     }
 
-    pub(super) fn add_cgroup(&self, number: u32, id: u64, path: String) {
-        if let Some(Err(error)) =
-            self.observer_at_work(Duration::ZERO).map(|watch| watch.observer.add_cgroup(id, number))
+    /// The job may have ended while processes were added to it: its end did not see them.
+    fn forget_processes_of_ended(&self, number: u32) {
+        let runs = self.registry.table.lock().running.contains_key(&number);
+        if let (false, Some(watch)) = (runs, self.registry.watch())
+            && let Err(error) = watch.observer.end(number)
         {
-            tracing::warn!("cgroup {path} is not observed: {error}");
+            tracing::warn!("a job that has ended is still observed: {error}");
         }
+    }
+
+    fn add_cgroup(&self, number: u32, id: u64, path: String) {
+        self.observe_cgroup(number, id, &path);
         if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
             running.head.summary.cgroups.push(path);
             running.head.cgroup_ids.push(id);
@@ -218,10 +235,25 @@ impl JobsInner {
         self.registry.attribution.forget();
     }
 
+    /// Adds the processes in a cgroup to what the observer knows of a job.
+    pub(super) fn observe_cgroup(&self, number: u32, id: u64, path: &str) {
+        if let Some(Err(error)) =
+            self.observer_at_work(Duration::ZERO).map(|watch| watch.observer.add_cgroup(id, number))
+        {
+            tracing::warn!("cgroup {path} is not observed: {error}");
+        }
+        self.forget_processes_of_ended(number);
+    }
+
     /// Records in the catalog that a job runs, for the next daemon.
     pub(super) fn keep_running(&self, number: u32) -> Result<JobSummary> {
         let _recording = self.registry.recording.lock();
-        let known = self.registry.table.lock().running.get(&number).map(|r| (r.serial, r.head.clone(), r.summary()));
+        let known = {
+            let table = self.registry.table.lock();
+            // The record of one that is ending is written by its end.
+            let running = table.running.get(&number).filter(|running| !running.is_ending);
+            running.map(|running| (running.serial, running.head.clone(), running.summary()))
+        };
         let Some((serial, mut head, summary)) = known else {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, "the job has ended"));
         };
@@ -256,6 +288,9 @@ impl JobsInner {
     }
 
     /// Collects the counts of a job for the last time, and saves its report.
+    ///
+    /// # Errors
+    /// If the report cannot be recorded, the job stays in the table with all that it used, and the collector tries again.
     pub(crate) fn finish_job(&self, number: u32, end: JobEnd) -> Result<Option<JobSummary>> {
         if let Some(running) = self.registry.table.lock().running.get_mut(&number) {
             running.is_ending = true;
@@ -264,9 +299,14 @@ impl JobsInner {
             tracing::warn!("a job that has ended is still observed: {error}");
         }
         self.collect_uses(Duration::ZERO);
+        let goes_on = self.goes_on_after(number, end);
+        let recorded = self.record_end(number, end, goes_on)?;
         let ended = {
             let mut table = self.registry.table.lock();
             let ended = table.running.remove(&number);
+            if let Some(ended) = &ended {
+                ended.goes_on.store(goes_on, Ordering::Release);
+            }
             self.registry.running.store(table.running.len() as u32, Ordering::Relaxed);
             ended
         };
@@ -275,57 +315,154 @@ impl JobsInner {
         if let Some(watch) = self.registry.watch() {
             watch.forget(number);
         }
-        let Some(mut ended) = ended else { return Ok(None) };
-        ended.head.summary.ended_unix = Some(unix_now());
-        ended.head.summary.interrupted |= end != JobEnd::Told;
-        let used = self.used_files(&ended.uses);
-        ended.head.summary = ended.summary();
-        self.settle_files(ended.serial, ended.uses.overlay_files());
+        // Another thread may have finished it.
+        let (Some(ended), Some((mut head, used))) = (ended, recorded) else { return Ok(None) };
+        let over = EndedJob { user: Some(head.summary.uid), files: ended.uses.overlay_files() };
+        self.settle_files(ended.serial, over, goes_on);
         let ahead = self.end_ahead(ended.serial);
-        let is_whole = self.registry.lost_uses() == ended.lost_before;
-        if !is_whole {
-            ended.head.summary.reads_unseen = true;
-            ended.head.summary.missing.push(MISSING_LOST.to_owned());
+        let is_whole = !head.summary.missing.iter().any(|missing| missing == MISSING_LOST);
+        match self.learn(&head, &used, ahead.as_deref(), is_whole) {
+            Ok(report) => head.summary.ahead = ahead.map(|_| report),
+            Err(error) => tracing::warn!(%error, "nothing is learned from job {}", head.summary.id),
         }
-        match self.learn(&ended.head, &used, ahead.as_deref(), is_whole) {
-            Ok(report) => ended.head.summary.ahead = ahead.map(|_| report),
-            Err(error) => tracing::warn!(%error, "nothing is learned from job {}", ended.head.summary.id),
-        }
-        let files: Vec<JobFile> = used.into_iter().map(|file| file.shown).collect();
-        let id = &ended.head.summary.id;
+        let id = &head.summary.id;
         // If another job of the same name runs, or if there is an allocation, the leases belong to that.
         let is_owner = !self.registry.runs(id) && !self.allocations.is_active(id);
-        if end != JobEnd::Unseen && ended.head.ends_leases && is_owner {
+        let ends_leases = end != JobEnd::Unseen && head.ends_leases && is_owner;
+        if ends_leases {
             self.engine.end_leases_of(id)?;
-            ended.head.ends_leases = false;
+            head.ends_leases = false;
         }
+        if ends_leases || head.summary.ahead.is_some() {
+            let _recording = self.registry.recording.lock();
+            if let Err(error) = self.engine.catalog().put_job(ended.serial, &mut head, None) {
+                tracing::warn!(%error, "the report of job {} lacks what was staged ahead of it", head.summary.id);
+            }
+        }
+        Ok(Some(head.summary))
+    }
+
+    /// Records the report of a job that ends, while it is in the table: a failure loses nothing. Returns the record, and the
+    /// files of the job. `None`: another thread has finished it.
+    fn record_end(&self, number: u32, end: JobEnd, goes_on: bool) -> Result<Option<(JobHead, Vec<UsedFile>)>> {
         let _recording = self.registry.recording.lock();
-        self.engine.catalog().put_job(ended.serial, &mut ended.head, Some(&files))?;
-        Ok(Some(ended.head.summary))
+        let known = {
+            let lost = self.registry.lost_uses();
+            let mut table = self.registry.table.lock();
+            table.running.get_mut(&number).map(|running| {
+                let summary = &mut running.head.summary;
+                _ = summary.ended_unix.get_or_insert_with(unix_now);
+                summary.interrupted |= end != JobEnd::Told;
+                if lost != running.lost_before && !summary.missing.iter().any(|missing| missing == MISSING_LOST) {
+                    summary.reads_unseen = true;
+                    summary.missing.push(MISSING_LOST.to_owned());
+                }
+                running.unrecorded = None;
+                let head = JobHead { summary: running.summary(), ..running.head.clone() };
+                (running.serial, head, self.ranked(&running.uses))
+            })
+        };
+        let Some((serial, mut head, ranked)) = known else { return Ok(None) };
+        let used = self.named(ranked);
+        let recorded = self.put_ended(serial, &mut head, Some(&shown(&used)), goes_on);
+        if recorded.is_err()
+            && let Some(running) = self.registry.table.lock().running.get_mut(&number)
+        {
+            running.unrecorded = Some(end);
+        }
+        recorded.map(|()| Some((head, used)))
+    }
+
+    /// Returns whether processes of a job go on after it: then the files that never go to the pool stay.
+    fn goes_on_after(&self, number: u32, end: JobEnd) -> bool {
+        let head = self.registry.table.lock().running.get(&number).map(|running| running.head.clone());
+        match end {
+            JobEnd::Told => false,
+            // An allocation knows that its job is over.
+            JobEnd::Orphaned => head.is_some_and(|head| !head.is_held && has_processes_left(&head)),
+            JobEnd::Unseen => true,
+        }
+    }
+
+    /// Records a job that has ended.
+    pub(super) fn put_ended(
+        &self,
+        serial: JobSerial,
+        head: &mut JobHead,
+        files: Option<&[JobFile]>,
+        goes_on: bool,
+    ) -> Result<()> {
+        let catalog = self.engine.catalog();
+        if goes_on { catalog.put_unseen_job(serial, head, files) } else { catalog.put_job(serial, head, files) }
+    }
+
+    /// Records what a running job used until now, for the next daemon.
+    pub(super) fn keep_report(&self, number: u32) -> Result<()> {
+        let _recording = self.registry.recording.lock();
+        let known = {
+            let table = self.registry.table.lock();
+            let running = table.running.get(&number).filter(|running| !running.is_ending);
+            running.map(|running| {
+                let head = JobHead { summary: running.summary(), ..running.head.clone() };
+                (running.serial, head, self.ranked(&running.uses))
+            })
+        };
+        let Some((serial, mut head, ranked)) = known else { return Ok(()) };
+        self.engine.catalog().put_job(serial, &mut head, Some(&shown(&self.named(ranked))))
     }
 
     /// Records that a job uses a file, if the file never goes to the pool: it is removed at the end of the job, also if
     /// this daemon does not see that end.
-    pub(super) fn note_local_file(&self, job: JobSerial, ino: Ino) {
-        if self.engine.is_local_file(ino)
-            && let Err(error) = self.engine.catalog().put_local_file(job, ino)
-        {
+    pub(super) fn note_local_file(&self, job: JobSerial, file: FileOfJob) {
+        if self.engine.is_local_file(file.ino) {
+            self.record_local_file(job, file);
+        }
+    }
+
+    fn record_local_file(&self, job: JobSerial, file: FileOfJob) {
+        if let Err(error) = self.engine.catalog().put_local_file(job, file) {
             tracing::warn!(%error, "a file that never goes to the pool may outlive the job that uses it");
         }
     }
 
-    /// Lets the engine flush or remove the files that waited for the end of a job.
-    pub(super) fn settle_files(&self, job: JobSerial, mut used: Vec<Ino>) {
+    /// Leaves a local file, which is to be removed, to the running jobs that use it or may use it. Returns whether there
+    /// are any.
+    pub(super) fn take_over(&self, ino: Ino) -> bool {
+        if !self.registry.any() {
+            return false;
+        }
+        let takers: Vec<JobSerial> = {
+            let mut table = self.registry.table.lock();
+            let users = table.running.values_mut().filter(|running| running.uses.may_have_used(&FileId::Overlay(ino)));
+            users
+                .map(|running| {
+                    running.uses.take_over(ino);
+                    running.serial
+                })
+                .collect()
+        };
+        takers.iter().for_each(|job| self.record_local_file(*job, FileOfJob { ino, is_changed: true }));
+        !takers.is_empty()
+    }
+
+    /// Lets the engine flush or remove the files that waited for the end of a job. `goes_on`: its processes go on, so
+    /// nothing is removed.
+    pub(super) fn settle_files(&self, job: JobSerial, mut ended: EndedJob, goes_on: bool) {
         let engine = self.engine.clone();
         let task = async move {
-            let mut settled = engine.job_ended(&mut used).await;
+            let mut settled = Ok(());
+            if goes_on {
+                engine.job_left(&std::mem::take(&mut ended.files));
+            } else {
+                settled = engine.job_ended(&mut ended).await;
+            }
             // What is not removed by the time that this daemon ends, the next one tries again.
-            while !used.is_empty() {
+            while !ended.files.is_empty() {
                 let again = tokio::time::sleep(SETTLE_AGAIN);
                 if engine.stop().run_until_cancelled(again).await.is_none() {
                     break;
                 }
-                settled = engine.remove_local_files(&mut used).await;
+                settled = engine.remove_local_files(&mut ended).await;
             }
             let forgotten = blocking(move || settled.and_then(|()| engine.catalog().forget_local_files(job))).await;
             if let Err(error) = forgotten {
@@ -353,6 +490,12 @@ impl JobsInner {
         }
         Ok(())
     }
+}
+
+/// Returns whether processes of a job live, as far as they are known, although no client lives.
+pub(super) fn has_processes_left(head: &JobHead) -> bool {
+    let JobSummary { processes, cgroups, .. } = &head.summary;
+    processes.iter().any(Process::is_alive) || attribution::any_is_within(cgroups)
 }
 
 #[cfg(test)]

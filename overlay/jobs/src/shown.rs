@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_api::jobs::{JobFile, JobSample, JobSummary, Sample};
 use forebay_backends::Result;
 
-use super::accounting::{Accounting, FileId, JobFileUse, PartMap, UsedFile};
+use super::accounting::{Accounting, FileId, JobFileUse, PATHS_BYTES_MAX, UsedFile};
 use super::{FRESH, Running};
 use crate::JobsInner;
 
@@ -30,11 +30,12 @@ impl JobsInner {
         self.collect_uses(FRESH);
         let running = {
             let table = self.registry.table.lock();
-            let found = table.running.values().find(|running| running.head.summary.id == id);
+            // The newest: one that has ended may wait for its report to be recorded.
+            let found = table.running.values().rev().find(|running| running.head.summary.id == id);
             found.map(|running| (running.summary(), self.ranked(&running.uses)))
         };
         if let Some((summary, ranked)) = running {
-            return Ok(Some((summary, self.named(ranked))));
+            return Ok(Some((summary, shown(&self.named(ranked)))));
         }
         let mut newest = None;
         self.engine.catalog().jobs(|serial, head| {
@@ -61,19 +62,8 @@ impl JobsInner {
         Sample { at_ms, jobs: jobs.collect(), others: table.others, observer }
     }
 
-    /// Returns the files of a job that has ended, in the order of their first uses.
-    pub(super) fn used_files(&self, uses: &Accounting) -> Vec<UsedFile> {
-        let ranked = self.ranked(uses);
-        let parts = uses.ranked().into_iter().map(|(_, used)| used.parts);
-        let used = |((id, shown), parts): ((FileId, JobFile), PartMap)| {
-            let path = self.path_now(&id).unwrap_or_else(|| shown.path.clone());
-            UsedFile { id, parts, shown: JobFile { path, ..shown } }
-        };
-        ranked.into_iter().zip(parts).map(used).collect()
-    }
-
-    /// Returns the files of a job, by the names that they had at their first use.
-    fn ranked(&self, uses: &Accounting) -> Vec<(FileId, JobFile)> {
+    /// Returns the files of a job in the order of their first uses, by the names that they had then.
+    pub(super) fn ranked(&self, uses: &Accounting) -> Vec<UsedFile> {
         let file = |(at, (file, used)): (usize, (&FileId, &JobFileUse))| {
             let shown = JobFile {
                 path: used.path.clone(),
@@ -82,19 +72,27 @@ impl JobsInner {
                 in_pool: matches!(file, FileId::Pool(_)),
                 parts: used.parts.parts(),
             };
-            (file.clone(), shown)
+            UsedFile { id: file.clone(), shown, parts: used.parts }
         };
         uses.ranked().into_iter().enumerate().map(file).collect()
     }
 
-    /// Replaces the names by the present ones, where the files have one.
-    fn named(&self, ranked: Vec<(FileId, JobFile)>) -> Vec<JobFile> {
-        let named = |(file, shown): (FileId, JobFile)| match self.path_now(&file) {
-            Some(path) => JobFile { path, ..shown },
-            None => shown,
-        };
-        ranked.into_iter().map(named).collect()
+    /// Replaces the names by the present ones, where the files have one, as long as there is room for them: renames may have
+    /// made them longer.
+    pub(super) fn named(&self, mut ranked: Vec<UsedFile>) -> Vec<UsedFile> {
+        let mut room_bytes = PATHS_BYTES_MAX;
+        for file in &mut ranked {
+            let now = self.path_now(&file.id).ok().flatten().filter(|path| path.len() <= room_bytes);
+            file.shown.path = now.unwrap_or_else(|| std::mem::take(&mut file.shown.path));
+            room_bytes = room_bytes.saturating_sub(file.shown.path.len());
+        }
+        ranked
     }
+}
+
+/// Returns the report of files.
+pub(super) fn shown(used: &[UsedFile]) -> Vec<JobFile> {
+    used.iter().map(|file| file.shown.clone()).collect()
 }
 
 impl Running {

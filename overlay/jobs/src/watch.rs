@@ -26,12 +26,18 @@ use forebay_ebpf::{FirstTouch, Key, NO_JOB, Observer, ObserverOptions, Record, W
 use forebay_engine::Ino;
 use parking_lot::Mutex;
 
-use super::accounting::{FileId, PartMap};
+use super::accounting::{FileId, PATH_BYTES_MAX, PartMap};
 use super::observer_activation::ObserverActivation;
 use crate::JobsInner;
 
 /// Bound on the records that belong to no job and did not change since they were last read. More are dropped.
 const RESTING_MAX: usize = 4096;
+
+/// Bytes of the paths that are remembered, for the files of all records. A longer path, or one beyond that, is not.
+const PATHS_BYTES: usize = 32 << 20;
+
+/// What stands for the paths of the pool's files that are not remembered.
+const OTHER_PATHS: &str = "…";
 
 /// Records that are read before the ring is emptied again.
 const NAMED_EVERY: usize = 1024;
@@ -65,11 +71,46 @@ impl WatchedInode {
 struct KnownFiles {
     /// When records were last read.
     at: Option<Instant>,
-    /// The files that inodes of the fast pool and the pool belong to, and their first known paths.
+    /// The files that inodes of the fast pool and the pool belong to, and the first known paths of those of the overlay.
     files: HashMap<WatchedInode, (FileId, TypedPath)>,
+    /// The bytes of the paths in `files`.
+    path_bytes: usize,
     counted: HashMap<Key, Traffic>,
     /// Records whose files were unknown when records were last read.
     unnamed: HashSet<Key>,
+}
+
+impl KnownFiles {
+    /// Remembers which file was touched. Without room, without its path: that is asked for when it is counted.
+    fn remember(&mut self, inode: WatchedInode, file: FileId, path: TypedPath) {
+        if self.files.contains_key(&inode) {
+            return;
+        }
+        let known = match file {
+            FileId::Pool(id) => (FileId::Pool(self.within_room(id, OTHER_PATHS)), path),
+            FileId::Overlay(ino) => (FileId::Overlay(ino), self.within_room(path, "")),
+        };
+        self.path_bytes += bytes_of(&known);
+        self.files.insert(inode, known);
+    }
+
+    /// Returns a path if there is room for it, else what stands for it.
+    fn within_room(&self, path: TypedPath, otherwise: &str) -> TypedPath {
+        let fits = path.len() <= PATH_BYTES_MAX && self.path_bytes + path.len() <= PATHS_BYTES;
+        if fits { path } else { otherwise.to_owned() }
+    }
+
+    fn retain(&mut self, used: &HashSet<WatchedInode>) {
+        self.files.retain(|inode, _| used.contains(inode));
+        self.path_bytes = self.files.values().map(bytes_of).sum();
+    }
+}
+
+fn bytes_of((file, path): &(FileId, TypedPath)) -> usize {
+    match file {
+        FileId::Pool(id) => id.len() + path.len(),
+        FileId::Overlay(_) => path.len(),
+    }
 }
 
 pub struct Watch {
@@ -118,6 +159,15 @@ pub struct TrafficUpdate {
     pub old: Traffic,
     pub new: Traffic,
     pub parts: PartMap,
+    /// The job made the file.
+    pub is_made: bool,
+}
+
+impl TrafficUpdate {
+    /// Returns whether the job made the file, or wrote to it.
+    pub fn is_change(&self) -> bool {
+        self.is_made || self.new.written_bytes > self.old.written_bytes
+    }
 }
 
 impl Watch {
@@ -216,6 +266,7 @@ impl Watch {
                     old: old.unwrap_or_default(),
                     new,
                     parts: PartMap::new(record.shift, record.read, record.written),
+                    is_made: false,
                 });
             } else {
                 resting.push(*key);
@@ -234,7 +285,7 @@ impl Watch {
         unnamed.retain(|key| !known.unnamed.contains(key));
         self.observer.forget(lost);
         known.unnamed = unnamed;
-        known.files.retain(|inode, _| used.contains(inode));
+        known.retain(&used);
         known.at = Some(Instant::now());
     }
 
@@ -261,9 +312,9 @@ impl Watch {
     fn name(&self, inner: &JobsInner, known: &mut KnownFiles) -> Vec<WatchedInode> {
         let mut all = Vec::new();
         for touch in self.observer.first_touches() {
-            if let Some(named) = self.identify(inner, &touch) {
+            if let Some((file, path)) = self.identify(inner, &touch) {
                 let inode = WatchedInode::of(&touch.key);
-                known.files.entry(inode).or_insert(named);
+                known.remember(inode, file, path);
                 all.push(inode);
             }
         }
@@ -276,12 +327,16 @@ impl Watch {
         if touch.key.device == self.mount {
             return Some((FileId::Overlay(Ino(touch.key.ino)), path));
         }
+        let named = |ino| {
+            let file = FileId::Overlay(ino);
+            let path = inner.path_now(&file).ok().flatten();
+            (file, path.unwrap_or_default())
+        };
         // A content file may be known by its name in a view.
         if self.contents.contains(&touch.key.device)
             && let Some(ino) = inner.engine.file_in_view(&touch.path)
         {
-            let path = inner.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
-            return Some((FileId::Overlay(ino), path.unwrap_or_default()));
+            return Some(named(ino));
         }
         if self.contents.contains(&touch.key.device)
             && let Some(id) = content_id(&touch.path)
@@ -292,11 +347,10 @@ impl Watch {
             // longer exists, the touch was of the content file.
             let is_content = |stat: std::fs::Metadata| stat.ino() == touch.key.ino;
             if self.pool != Some(touch.key.device) || inner.engine.fast_pool().stat(id).map_or(true, is_content) {
-                let path = inner.engine.path_of(ino).map(|path| paths::encode(path.as_bytes()));
-                return Some((FileId::Overlay(ino), path.unwrap_or_default()));
+                return Some(named(ino));
             }
         }
-        (self.pool == Some(touch.key.device)).then(|| (FileId::Pool(path.clone()), path))
+        (self.pool == Some(touch.key.device)).then(|| (FileId::Pool(path), TypedPath::new()))
     }
 }
 
@@ -366,6 +420,24 @@ mod tests {
         assert_eq!(dropped(4096, 40_000, 50_000), (0, 0));
         assert_eq!(dropped(4097, 40_000, 50_000), (4097, 0));
         assert_eq!(dropped(1, 40_000, 50_001), (1, 40_000));
+    }
+
+    #[test]
+    fn paths_that_are_remembered_are_bounded() {
+        let mut known = KnownFiles::default();
+        let inode = |ino| WatchedInode { device: 1, ino, generation: 0 };
+        let path = "x".repeat(PATH_BYTES_MAX);
+        let all = 2 * (PATHS_BYTES / PATH_BYTES_MAX) as u64;
+        (0..all).for_each(|ino| known.remember(inode(ino), FileId::Overlay(Ino(ino)), path.clone()));
+        (all..2 * all).for_each(|ino| known.remember(inode(ino), FileId::Pool(path.clone()), String::new()));
+        let kept: usize = known.files.values().map(bytes_of).sum();
+        assert!(kept == known.path_bytes && kept <= PATHS_BYTES + all as usize * OTHER_PATHS.len(), "{kept}");
+        assert_eq!(known.files.len() as u64, 2 * all, "which file was touched is known of all");
+        known.retain(&HashSet::from([inode(0), inode(all)]));
+        assert_eq!(known.path_bytes, PATH_BYTES_MAX + OTHER_PATHS.len());
+        let long = "x".repeat(PATH_BYTES_MAX + 1);
+        known.remember(inode(1), FileId::Overlay(Ino(1)), long);
+        assert_eq!(known.files[&inode(1)], (FileId::Overlay(Ino(1)), String::new()));
     }
 
     #[test]

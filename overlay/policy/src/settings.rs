@@ -41,7 +41,7 @@ pub enum Write {
     Through,
     /// As `through`, and the fast pool does not keep the bytes.
     Around,
-    /// A new file never goes to the pool. It is removed when the last job that used it ends.
+    /// A new file never goes to the pool. It is removed after the last job that used it, see `forebay_engine::job_end`.
     Local,
 }
 

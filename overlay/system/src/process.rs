@@ -27,10 +27,21 @@ impl Process {
     pub fn is_alive(&self) -> bool {
         stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks)
     }
+
+    /// Returns whether its first thread has not begun to exit. The kernel reports that exit after it has begun, and the
+    /// process is alive until its files are closed.
+    pub fn is_running(&self) -> bool {
+        stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_exiting)
+    }
 }
+
+/// The flag of a thread that has begun to exit: `PF_EXITING` of include/linux/sched.h.
+const EXITING: u32 = 4;
 
 struct ProcessStat {
     parent: u32,
+    /// The first thread has begun to exit.
+    is_exiting: bool,
     /// In clock ticks since boot.
     start_ticks: u64,
 }
@@ -65,11 +76,12 @@ fn parse_stat(text: &str) -> Option<ProcessStat> {
     let mut fields = stat_fields(text)?;
     let ended = has_ended(fields.next()?);
     let parent = fields.next()?.parse().ok()?;
-    let threads: u32 = fields.nth(15)?.parse().ok()?;
+    let flags: u32 = fields.nth(4)?.parse().ok()?;
+    let threads: u32 = fields.nth(10)?.parse().ok()?;
     if ended && threads <= 1 {
         return None;
     }
-    Some(ProcessStat { parent, start_ticks: fields.nth(1)?.parse().ok()? })
+    Some(ProcessStat { parent, is_exiting: flags & EXITING != 0, start_ticks: fields.nth(1)?.parse().ok()? })
 }
 
 /// Returns the fields after the name: proc_pid_stat(5), from field 3 on.
@@ -131,21 +143,23 @@ mod tests {
         assert!(Process::current().is_alive());
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = Process::of(child.id());
-        assert!(process.is_alive());
+        assert!(process.is_alive() && process.is_running());
         assert!(tree(&[std::process::id()]).contains(&process), "a child is below its parent");
         assert_eq!(process_and_parent(child.id()), Some((child.id(), std::process::id())));
         let owner = rustix::process::getuid().as_raw();
         assert_eq!(name_and_owner(child.id()), Some(("sleep".into(), owner)));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!process.is_alive());
+        assert!(!process.is_alive() && !process.is_running());
         assert!(tree(&[child.id()]).is_empty());
     }
 
     #[test]
     fn names_of_commands_are_no_obstacle() {
         let stat = parse_stat("7 (a) b (c) S 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 99 1 2").unwrap();
-        assert_eq!((stat.parent, stat.start_ticks), (3, 99));
+        assert_eq!((stat.parent, stat.is_exiting, stat.start_ticks), (3, false, 99));
+        let exits = parse_stat("7 (a) S 3 0 0 0 0 4194308 0 0 0 0 0 0 0 0 0 0 1 0 99 1 2").unwrap();
+        assert!(exits.is_exiting && exits.start_ticks == 99);
         assert!(parse_stat("7 (gone) Z 3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 99").is_none());
     }
 
@@ -180,7 +194,7 @@ mod tests {
             assert!(begun.elapsed().as_secs() < 30, "its first thread ends");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert!(process.is_alive() && child.try_wait().unwrap().is_none());
+        assert!(process.is_alive() && !process.is_running() && child.try_wait().unwrap().is_none());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!process.is_alive() && !is_ending(child.id()));
