@@ -70,6 +70,8 @@ fn a_job_is_staged_in_and_its_results_are_in_the_pool() {
 #[test]
 fn a_job_reads_its_view_which_ends_with_it() {
     let mount = mount();
+    // A view that all see takes the owner.
+    std::os::unix::fs::chown(mount.pool("in"), Some(directives::USER), None).unwrap();
     let slurm = slurm(&mount);
     let commands = "grep -c ' MOUNT/in ro' /proc/self/mountinfo; cat MOUNT/in/* >MOUNT/copy
         ! touch MOUNT/in/new 2>/dev/null";
@@ -94,6 +96,50 @@ fn a_job_reads_its_view_which_ends_with_it() {
     slurm.completed(&job);
     drop(writer);
     assert_eq!(slurm.output(&job).trim(), FILE_BYTES.to_string(), "{}", slurm.log());
+    undrained(&slurm);
+}
+
+/// Holds jobs whose tasks are refused.
+fn hold_refused(mount: &Mount, slurm: &Slurm) {
+    let config = mount.place.at("slurm/slurm.conf");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{text}RequeueExitHold=79\n")).unwrap();
+    slurm.call("scontrol", &["reconfigure"]).ok();
+}
+
+/// SECURITY 21: "What is staged for a job is what its user may read, with its groups."
+///
+/// SECURITY 22: "A view that a job of Slurm asks for, and that all on the node see, is laid only over a file or a
+/// directory that the job's user owns."
+#[test]
+fn a_job_stages_and_shows_no_more_than_its_user_may() {
+    const OTHER: u32 = 1;
+    let mount = mount();
+    std::os::unix::fs::chown(mount.pool("in"), Some(OTHER), None).unwrap();
+    let slurm = slurm(&mount);
+    hold_refused(&mount, &slurm);
+    // The job may read the directory. Its owner can go on writing to it.
+    let commands = "grep -c ' MOUNT/in ' /proc/self/mountinfo; touch $FOREBAY_MOUNT/runs
+        while [ -e $FOREBAY_MOUNT/runs ]; do sleep .1; done; cat MOUNT/in/0 | wc -c";
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb view=MOUNT/in profile=none"], commands));
+    slurm.wait("the job runs", || mount.path("runs").exists());
+    fs::write(mount.path("in/new"), "x").unwrap();
+    fs::remove_file(mount.path("runs")).unwrap();
+    slurm.completed(&job);
+    assert_eq!(slurm.output(&job).split_whitespace().collect::<Vec<_>>(), ["0", &FILE_BYTES.to_string()]);
+    let said = slurm.hooks();
+    assert!(said.contains("no view: ") && said.contains("it belongs to user 1"), "{said}");
+    // Now the job may not read it.
+    fs::set_permissions(mount.path("in"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    for directive in ["#DW fb view=MOUNT/in", "#DW fb stage_in=MOUNT/in/0"] {
+        let job = slurm.submit(USER, &script(&mount, &[directive], "touch $FOREBAY_MOUNT/ran"));
+        slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+        assert!(slurm.output(&job).contains("user 65534 may not"), "{}\n{}", slurm.output(&job), slurm.hooks());
+        assert_eq!(shown(&mount, &job)["allocation"]["staged"]["files"], 0);
+        slurm.call("scancel", &[&job]).ok();
+    }
+    assert!(!mount.path("ran").exists());
+    slurm.wait_until_idle();
     undrained(&slurm);
 }
 
@@ -132,10 +178,7 @@ fn a_job_whose_input_is_missing_waits_and_names_it() {
 fn a_job_whose_stage_in_fails_does_not_run_and_is_held() {
     let mount = mount();
     let slurm = slurm(&mount);
-    let config = mount.place.at("slurm/slurm.conf");
-    let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, format!("{text}RequeueExitHold=79\n")).unwrap();
-    slurm.call("scontrol", &["reconfigure"]).ok();
+    hold_refused(&mount, &slurm);
     // A file is asked for, and it is a directory.
     let directives = [JOBDW, "#DW stage_in type=file source=MOUNT/in destination=$DW_JOB_STRIPED/a"];
     let job = slurm.submit(USER, &script(&mount, &directives, "touch $FOREBAY_MOUNT/ran"));

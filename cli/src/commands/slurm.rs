@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use forebay_api::operator::UserGroups;
 use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
 use forebay_slurm::directives::PERSISTENT_VARIABLES;
 use forebay_slurm::site::{self, Finding, Site};
 use forebay_slurm::{JobRemains, MountShare, SlurmJob};
-use forebay_system::mounts;
+use forebay_system::{identity, mounts};
 
 use self::staging::{ResultsFate, StagedJob, TaskView};
 use super::allocation::send;
@@ -82,8 +83,16 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let counted = staged_bytes.clone();
     let mounts = entries.len() as u64;
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
-        let share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
-        let begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        let mut share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
+        let unknown = match identity::groups_of(job.uid) {
+            Ok(groups) => {
+                share.groups = groups;
+                None
+            }
+            Err(error) => Some(format!("the groups of user {} are not known: {error}", job.uid)),
+        };
+        let mut begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        begun.notes.extend(unknown);
         if let Some(bytes) = begun.staged_bytes {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
             counted.mounts.fetch_add(1, Ordering::Release);
@@ -163,6 +172,7 @@ fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<Hoo
             path: path.clone(),
             job: Some(job.allocation()),
             lease_secs: share.lease_secs,
+            user: Some(UserGroups { uid: job.uid, groups: share.groups.clone() }),
             ..ViewRequest::default()
         };
         view::of_job(entry, &request).err().map(|failure| HookNote::NoView(failure.what))

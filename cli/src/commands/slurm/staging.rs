@@ -165,6 +165,7 @@ impl StagedJob {
             stage_in: below(&mut staging.stage_in.iter().map(PathBuf::from)),
             stage_out: below(&mut outputs.into_iter()),
             views: below(&mut staging.views.iter().map(PathBuf::from)),
+            groups: Vec::new(),
             profile: staging.profile.clone(),
             lease_secs: staging.lease_secs,
             has_results: self.has_results() && self.has_scratch_at(entry),
