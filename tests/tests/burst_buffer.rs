@@ -143,6 +143,74 @@ fn a_job_stages_and_shows_no_more_than_its_user_may() {
     undrained(&slurm);
 }
 
+/// The file system with the exchange directory is not mounted on the node.
+#[test]
+fn a_job_does_not_run_on_a_node_that_does_not_see_what_it_asks_for() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    hold_refused(&mount, &slurm);
+    let replace = |name: &str, what: &str, by: &str| {
+        let path = mount.place.at("slurm").join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(what), "{text}");
+        fs::write(&path, text.replace(what, by)).unwrap();
+    };
+    let exchange = format!("--exchange {}", slurm.exchange().display());
+    ["prolog", "epilog", "task-prolog"].iter().for_each(|hook| replace(hook, &exchange, &format!("{exchange}-unseen")));
+    replace("burst_buffer.lua", "data_out_wait = \"60s\"", "data_out_wait = \"3s\"");
+    let job = slurm.submit(USER, &script(&mount, &[JOBDW], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    assert!(slurm.output(&job).contains("does not see what the job asks for"), "{}", slurm.log());
+    assert!(!mount.path("ran").exists());
+    slurm.wait("the controller tells", || slurm.line(&job, "SystemComment").contains("no node has reported"));
+    slurm.call("scancel", &[&job]).ok();
+    // Other jobs run, also one that a job with directives has submitted.
+    let inherited = format!("--export=ALL,FOREBAY_DIRECTIVES={job}");
+    let plain = slurm.submit(&["--uid=65534", &inherited], &script(&mount, &[], "touch $FOREBAY_MOUNT/ran"));
+    slurm.completed(&plain);
+    assert!(mount.path("ran").exists());
+    undrained(&slurm);
+}
+
+/// What the hooks and the controller say, without Slurm.
+#[test]
+fn a_request_that_no_node_has_seen_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("script"), "#!/bin/sh\n#DW fb scratch=1MiB\n").unwrap();
+    let bb = |words: &[&str], exchange: &str, more: &[&Path]| {
+        let mut command = Command::new(forebay());
+        run(command.args(["slurm", "bb"]).args(words).arg("--exchange").arg(at(exchange)).arg("17").args(more), CALL)
+    };
+    bb(&["data-in"], "seen", &[&at("script")]).ok();
+    let out = bb(&["data-out", "--wait", "1s"], "seen", &[]).refused(1, &[]).out;
+    assert!(out.contains("no node has reported") && out.contains("seen"), "{out}");
+    let task = |exchange: &str, of: &str| {
+        let mut command = Command::new(forebay());
+        command.args(["slurm", "task-prolog", "--records"]).arg(at("records")).arg("--exchange").arg(at(exchange));
+        run(command.env("SLURM_JOB_ID", "18").env("FOREBAY_DIRECTIVES", of), CALL)
+    };
+    fs::create_dir(at("empty")).unwrap();
+    for exchange in ["empty", "none"] {
+        let refused = task(exchange, "18").refused(1, &[]);
+        assert!(refused.out.contains("does not see what the job asks for"), "{refused}");
+        assert!(refused.out.contains(exchange), "{refused}");
+        assert!(!task(exchange, "17").ok().out.contains("does not run"), "it is another job's");
+    }
+    fs::create_dir(at("records")).unwrap();
+    let record = |is_staged: bool| {
+        let request = serde_json::json!({ "attempt": "a", "staging": { "scratch_bytes": 1 } });
+        let record = serde_json::json!({
+            "request": request, "scratch_mount": null, "scratch": null, "is_staged": is_staged, "requeues": 0
+        });
+        fs::write(at("records/18.json"), record.to_string()).unwrap();
+    };
+    record(true);
+    assert!(!task("none", "18").ok().out.contains("does not run"), "its prolog has seen it");
+    record(false);
+    task("none", "18").refused(1, &["has not staged what the job asks for"]);
+}
+
 #[test]
 fn a_directive_that_makes_no_sense_is_refused_at_the_submission() {
     let mount = mount();
@@ -475,7 +543,12 @@ fn the_shim_quotes_what_slurm_gives_it() {
         assert(status == 0 and text == [[slurm bb x a'b; exit 3 $HOME `id`]], text)
         bb.settings.forebay = 'false'
         assert(slurm_bb_job_process('x') == -1 and slurm_bb_job_process('x', '1', '1', {}) == -1)
-        assert(slurm_bb_setup() == 0 and slurm_bb_paths() == 0)
+        assert(slurm_bb_setup() == 0)
+        local path = os.tmpname()
+        assert(slurm_bb_paths(17, 'script', path) == 0)
+        assert(io.open(path):read('*a') == 'FOREBAY_DIRECTIVES=17\\n')
+        os.remove(path)
+        assert(slurm_bb_paths(17, 'script', '/none/path') == -1)
         local submit = dofile('job_submit.lua')
         local script = '#!/bin/sh\\n#FB stage_in=/a\\n\\n#DW jobdw capacity=1G\\necho\\n#FB x'
         local wanted = '#!/bin/sh\\n#DW fb stage_in=/a\\n\\n#DW jobdw pool=forebay capacity=1G\\necho\\n#FB x'
