@@ -448,7 +448,7 @@ async fn results_are_written_back_although_the_end_of_the_job_cannot_be_recorded
     daemon.make("a", "result").await;
     // The second write is that of the job, after that of the allocation.
     daemon.faults.fail_write(2);
-    assert!(verb(AllocationVerb::StageOut { wait_ms: 0 }).await.is_err());
+    assert!(verb(AllocationVerb::StageOut { wait_ms: 0, is_settled: false }).await.is_err());
     assert!(daemon.faults.has_failed());
     let begun = Instant::now();
     loop {
