@@ -82,7 +82,15 @@ function slurm_bb_real_size()
     return slurm.SUCCESS
 end
 
-function slurm_bb_paths()
+-- Runs in slurmctld itself, before pre_run. The tasks of the job get this variable, and do not run on a node that has not
+-- seen what the job asks for. It names the job, because jobs that this one submits inherit it.
+function slurm_bb_paths(job_id, _, path_file)
+    local file, why = io.open(path_file or "", "w")
+    if not file then
+        return result("paths", 1, "forebay: the environment of the job: " .. tostring(why))
+    end
+    file:write("FOREBAY_DIRECTIVES=", job_id, "\n")
+    file:close()
     return slurm.SUCCESS
 end
 

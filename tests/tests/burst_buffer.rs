@@ -70,6 +70,8 @@ fn a_job_is_staged_in_and_its_results_are_in_the_pool() {
 #[test]
 fn a_job_reads_its_view_which_ends_with_it() {
     let mount = mount();
+    // A view that all see takes the owner.
+    std::os::unix::fs::chown(mount.pool("in"), Some(directives::USER), None).unwrap();
     let slurm = slurm(&mount);
     let commands = "grep -c ' MOUNT/in ro' /proc/self/mountinfo; cat MOUNT/in/* >MOUNT/copy
         ! touch MOUNT/in/new 2>/dev/null";
@@ -95,6 +97,118 @@ fn a_job_reads_its_view_which_ends_with_it() {
     drop(writer);
     assert_eq!(slurm.output(&job).trim(), FILE_BYTES.to_string(), "{}", slurm.log());
     undrained(&slurm);
+}
+
+/// Holds jobs whose tasks are refused.
+fn hold_refused(mount: &Mount, slurm: &Slurm) {
+    let config = mount.place.at("slurm/slurm.conf");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{text}RequeueExitHold=79\n")).unwrap();
+    slurm.call("scontrol", &["reconfigure"]).ok();
+}
+
+/// SECURITY 21: "What is staged for a job is what its user may read, with its groups."
+///
+/// SECURITY 22: "A view that a job of Slurm asks for, and that all on the node see, is laid only over a file or a
+/// directory that the job's user owns."
+#[test]
+fn a_job_stages_and_shows_no_more_than_its_user_may() {
+    const OTHER: u32 = 1;
+    let mount = mount();
+    std::os::unix::fs::chown(mount.pool("in"), Some(OTHER), None).unwrap();
+    let slurm = slurm(&mount);
+    hold_refused(&mount, &slurm);
+    // The job may read the directory. Its owner can go on writing to it.
+    let commands = "grep -c ' MOUNT/in ' /proc/self/mountinfo; touch $FOREBAY_MOUNT/runs
+        while [ -e $FOREBAY_MOUNT/runs ]; do sleep .1; done; cat MOUNT/in/0 | wc -c";
+    let job = slurm.submit(USER, &script(&mount, &["#DW fb view=MOUNT/in profile=none"], commands));
+    slurm.wait("the job runs", || mount.path("runs").exists());
+    fs::write(mount.path("in/new"), "x").unwrap();
+    fs::remove_file(mount.path("runs")).unwrap();
+    slurm.completed(&job);
+    assert_eq!(slurm.output(&job).split_whitespace().collect::<Vec<_>>(), ["0", &FILE_BYTES.to_string()]);
+    let said = slurm.hooks();
+    assert!(said.contains("no view: ") && said.contains("it belongs to user 1"), "{said}");
+    // Now the job may not read it.
+    fs::set_permissions(mount.path("in"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    for directive in ["#DW fb view=MOUNT/in", "#DW fb stage_in=MOUNT/in/0"] {
+        let job = slurm.submit(USER, &script(&mount, &[directive], "touch $FOREBAY_MOUNT/ran"));
+        slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+        assert!(slurm.output(&job).contains("user 65534 may not"), "{}\n{}", slurm.output(&job), slurm.hooks());
+        assert_eq!(shown(&mount, &job)["allocation"]["staged"]["files"], 0);
+        slurm.call("scancel", &[&job]).ok();
+    }
+    assert!(!mount.path("ran").exists());
+    slurm.wait_until_idle();
+    undrained(&slurm);
+}
+
+/// The file system with the exchange directory is not mounted on the node.
+#[test]
+fn a_job_does_not_run_on_a_node_that_does_not_see_what_it_asks_for() {
+    let mount = mount();
+    let slurm = slurm(&mount);
+    hold_refused(&mount, &slurm);
+    let replace = |name: &str, what: &str, by: &str| {
+        let path = mount.place.at("slurm").join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(what), "{text}");
+        fs::write(&path, text.replace(what, by)).unwrap();
+    };
+    let exchange = format!("--exchange {}", slurm.exchange().display());
+    ["prolog", "epilog", "task-prolog"].iter().for_each(|hook| replace(hook, &exchange, &format!("{exchange}-unseen")));
+    replace("burst_buffer.lua", "data_out_wait = \"60s\"", "data_out_wait = \"3s\"");
+    let job = slurm.submit(USER, &script(&mount, &[JOBDW], "touch $FOREBAY_MOUNT/ran"));
+    slurm.wait("the job is held", || slurm.job(&job) == "SPECIAL_EXIT");
+    assert!(slurm.output(&job).contains("does not see what the job asks for"), "{}", slurm.log());
+    assert!(!mount.path("ran").exists());
+    slurm.wait("the controller tells", || slurm.line(&job, "SystemComment").contains("no node has reported"));
+    slurm.call("scancel", &[&job]).ok();
+    // Other jobs run, also one that a job with directives has submitted.
+    let inherited = format!("--export=ALL,FOREBAY_DIRECTIVES={job}");
+    let plain = slurm.submit(&["--uid=65534", &inherited], &script(&mount, &[], "touch $FOREBAY_MOUNT/ran"));
+    slurm.completed(&plain);
+    assert!(mount.path("ran").exists());
+    undrained(&slurm);
+}
+
+/// What the hooks and the controller say, without Slurm.
+#[test]
+fn a_request_that_no_node_has_seen_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("script"), "#!/bin/sh\n#DW fb scratch=1MiB\n").unwrap();
+    let bb = |words: &[&str], exchange: &str, more: &[&Path]| {
+        let mut command = Command::new(forebay());
+        run(command.args(["slurm", "bb"]).args(words).arg("--exchange").arg(at(exchange)).arg("17").args(more), CALL)
+    };
+    bb(&["data-in"], "seen", &[&at("script")]).ok();
+    let out = bb(&["data-out", "--wait", "1s"], "seen", &[]).refused(1, &[]).out;
+    assert!(out.contains("no node has reported") && out.contains("seen"), "{out}");
+    let task = |exchange: &str, of: &str| {
+        let mut command = Command::new(forebay());
+        command.args(["slurm", "task-prolog", "--records"]).arg(at("records")).arg("--exchange").arg(at(exchange));
+        run(command.env("SLURM_JOB_ID", "18").env("FOREBAY_DIRECTIVES", of), CALL)
+    };
+    fs::create_dir(at("empty")).unwrap();
+    for exchange in ["empty", "none"] {
+        let refused = task(exchange, "18").refused(1, &[]);
+        assert!(refused.out.contains("does not see what the job asks for"), "{refused}");
+        assert!(refused.out.contains(exchange), "{refused}");
+        assert!(!task(exchange, "17").ok().out.contains("does not run"), "it is another job's");
+    }
+    fs::create_dir(at("records")).unwrap();
+    let record = |is_staged: bool| {
+        let request = serde_json::json!({ "attempt": "a", "staging": { "scratch_bytes": 1 } });
+        let record = serde_json::json!({
+            "request": request, "scratch_mount": null, "scratch": null, "is_staged": is_staged, "requeues": 0
+        });
+        fs::write(at("records/18.json"), record.to_string()).unwrap();
+    };
+    record(true);
+    assert!(!task("none", "18").ok().out.contains("does not run"), "its prolog has seen it");
+    record(false);
+    task("none", "18").refused(1, &["has not staged what the job asks for"]);
 }
 
 #[test]
@@ -132,10 +246,7 @@ fn a_job_whose_input_is_missing_waits_and_names_it() {
 fn a_job_whose_stage_in_fails_does_not_run_and_is_held() {
     let mount = mount();
     let slurm = slurm(&mount);
-    let config = mount.place.at("slurm/slurm.conf");
-    let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, format!("{text}RequeueExitHold=79\n")).unwrap();
-    slurm.call("scontrol", &["reconfigure"]).ok();
+    hold_refused(&mount, &slurm);
     // A file is asked for, and it is a directory.
     let directives = [JOBDW, "#DW stage_in type=file source=MOUNT/in destination=$DW_JOB_STRIPED/a"];
     let job = slurm.submit(USER, &script(&mount, &directives, "touch $FOREBAY_MOUNT/ran"));
@@ -432,7 +543,12 @@ fn the_shim_quotes_what_slurm_gives_it() {
         assert(status == 0 and text == [[slurm bb x a'b; exit 3 $HOME `id`]], text)
         bb.settings.forebay = 'false'
         assert(slurm_bb_job_process('x') == -1 and slurm_bb_job_process('x', '1', '1', {}) == -1)
-        assert(slurm_bb_setup() == 0 and slurm_bb_paths() == 0)
+        assert(slurm_bb_setup() == 0)
+        local path = os.tmpname()
+        assert(slurm_bb_paths(17, 'script', path) == 0)
+        assert(io.open(path):read('*a') == 'FOREBAY_DIRECTIVES=17\\n')
+        os.remove(path)
+        assert(slurm_bb_paths(17, 'script', '/none/path') == -1)
         local submit = dofile('job_submit.lua')
         local script = '#!/bin/sh\\n#FB stage_in=/a\\n\\n#DW jobdw capacity=1G\\necho\\n#FB x'
         local wanted = '#!/bin/sh\\n#DW fb stage_in=/a\\n\\n#DW jobdw pool=forebay capacity=1G\\necho\\n#FB x'

@@ -285,6 +285,40 @@ fn a_daemon_that_hangs_is_a_broken_node_and_is_not_waited_for() {
     answer.refused(3, &["has not answered"]);
 }
 
+/// The exchange directory lies on a file system that has stopped to answer.
+#[test]
+fn an_exchange_directory_that_does_not_answer_breaks_no_node() {
+    let mount = Mount::new(Options::policy(POLICY));
+    let shared = Mount::new(Options::policy(POLICY));
+    let (exchange, records, script) = (shared.path("exchange"), mount.place.at("records"), mount.place.at("script"));
+    fs::write(&script, "#!/bin/sh\n#DW fb profile=none\n").unwrap();
+    let call = |job: &str, words: &[&str]| {
+        let mut command = std::process::Command::new(forebay_tests::process::forebay());
+        command.arg("slurm").args(words).arg("--exchange").arg(&exchange);
+        command.envs([("SLURM_JOB_ID", job), ("SLURM_JOB_UID", "0"), ("FOREBAY_DIRECTIVES", job)]);
+        command
+    };
+    let hook = |job: &str, name: &str| {
+        let mut command = call(job, &[name, "--within", "3s", "--mount"]);
+        command.arg(mount.place.mnt()).arg("--records").arg(&records);
+        forebay_tests::process::run(&mut command, CALL)
+    };
+    forebay_tests::process::run(call("17", &["bb", "data-in"]).arg("17").arg(&script), CALL).ok();
+    hook("17", "prolog").ok();
+    assert!(records.join("17.json").exists());
+    let worker = rustix::process::Pid::from_raw(shared.worker().pid as i32).unwrap();
+    rustix::process::kill_process(worker, rustix::process::Signal::STOP).unwrap();
+    let (prolog, epilog) = (hook("18", "prolog"), hook("17", "epilog"));
+    let mut task = call("18", &["task-prolog", "--records"]);
+    let task = forebay_tests::process::run(task.arg(&records), CALL);
+    rustix::process::kill_process(worker, rustix::process::Signal::CONT).unwrap();
+    assert!(prolog.err.contains("what it asks for is not known"), "{prolog}");
+    prolog.ok();
+    epilog.ok();
+    task.refused(1, &["does not see what the job asks for", "has not answered"]);
+    assert!(!records.join("17.json").exists());
+}
+
 #[test]
 fn a_node_without_a_mount_tells_what_is_missing() {
     let place = Place::new();

@@ -8,6 +8,7 @@ use forebay_api::jobs::Members;
 use forebay_daemon::protocol::{Reply, Request};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, client, process_discovery};
+use forebay_system::identity;
 use serde::Serialize;
 
 use crate::args::{AllocationCommand, BeginArgs, JobNameArgs, PathArgs, StartArgs, WaitArgs};
@@ -123,10 +124,15 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
     let below = |targets: &[MountTarget], entry: &RegisteredMount| {
         targets.iter().filter(|target| is_of(target, entry)).flat_map(|target| target.paths.clone()).collect()
     };
+    // The rights of the job's user count, not those of root.
+    let named_user = args.uid.filter(|_| rustix::process::geteuid().is_root());
+    let groups = named_user.map(identity::groups_of).transpose();
+    let groups = groups.map_err(|e| Failure::io("cannot tell the groups of the job's user", &e))?;
     let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
     let begun = each(&args.named, output, is_done, |entry| {
         let request = AllocationRequest {
             uid: args.uid,
+            groups: groups.clone(),
             stage_in: below(&stage_in, entry),
             stage_out: below(&stage_out, entry),
             invocation: invocation.clone(),

@@ -1,5 +1,6 @@
 //! `forebay slurm`: what slurmd runs at the beginning and the end of a job.
 
+mod bounded_exchange;
 mod burst_buffer;
 mod copies;
 mod persistent;
@@ -12,14 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use forebay_api::operator::UserGroups;
 use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
 use forebay_daemon::{Failure, FailureKind, client};
 use forebay_slurm::directives::PERSISTENT_VARIABLES;
+use forebay_slurm::exchange::EXCHANGE_DIR;
 use forebay_slurm::site::{self, Finding, Site};
 use forebay_slurm::{JobRemains, MountShare, SlurmJob};
-use forebay_system::mounts;
+use forebay_system::{identity, mounts};
 
+use self::bounded_exchange::{BoundedExchange, EXCHANGE_ANSWER};
 use self::staging::{ResultsFate, StagedJob, TaskView};
 use super::allocation::send;
 use super::view;
@@ -40,6 +44,9 @@ const JITTER_MS: u64 = 500;
 /// Why results that are wanted only from a job that succeeds stay where they are.
 const NO_OUTCOME: &str = "the controller has not told how the job ended: its results stay in the scratch directory";
 
+/// What `burst_buffer.lua` sets for a job with directives, to the number of the job.
+const DIRECTIVES_VARIABLE: &str = "FOREBAY_DIRECTIVES";
+
 /// The largest file that is read as a script.
 const SCRIPT_BYTES: u64 = 1 << 20;
 
@@ -58,7 +65,11 @@ pub fn run(command: &SlurmCommand, output: &Output) -> Result<Exit, Failure> {
         SlurmCommand::Check => check(output),
         SlurmCommand::TaskProlog { mount, exchange, records } => {
             let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-            task_prolog(mount.as_deref(), &staging::task_view(&exchange.exchange, &records.records, &job), output)
+            let mut view = staging::task_view(&exchange.exchange, &records.records, &job);
+            if view.refused.is_none() && std::env::var(DIRECTIVES_VARIABLE).is_ok_and(|of| of == job) {
+                view.refused = staging::unseen(&exchange.exchange, &records.records, &job);
+            }
+            task_prolog(mount.as_deref(), &view, output)
         }
     }
 }
@@ -82,8 +93,16 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let counted = staged_bytes.clone();
     let mounts = entries.len() as u64;
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
-        let share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
-        let begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        let mut share = asked.as_ref().map(|staged| staged.share(entry)).unwrap_or_default();
+        let unknown = match identity::groups_of(job.uid) {
+            Ok(groups) => {
+                share.groups = groups;
+                None
+            }
+            Err(error) => Some(format!("the groups of user {} are not known: {error}", job.uid)),
+        };
+        let mut begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        begun.notes.extend(unknown);
         if let Some(bytes) = begun.staged_bytes {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
             counted.mounts.fetch_add(1, Ordering::Release);
@@ -163,6 +182,7 @@ fn views(job: &SlurmJob, share: &MountShare, entry: &RegisteredMount) -> Vec<Hoo
             path: path.clone(),
             job: Some(job.allocation()),
             lease_secs: share.lease_secs,
+            user: Some(UserGroups { uid: job.uid, groups: share.groups.clone() }),
             ..ViewRequest::default()
         };
         view::of_job(entry, &request).err().map(|failure| HookNote::NoView(failure.what))
@@ -446,6 +466,21 @@ fn check(output: &Output) -> Result<Exit, Failure> {
             finding(format!("only root sees {place}: jobs of other users do not"), "mount it with -o allow_other");
         }
     }
+    if site.has_directives() {
+        let dir = exchange_of(&site);
+        let found = BoundedExchange::open(&dir, EXCHANGE_ANSWER).and_then(|found| {
+            found.ok_or_else(|| {
+                let what =
+                    format!("{} does not exist: jobs with #DW directives do not run on this node", dir.display());
+                Failure::new(FailureKind::Missing, what)
+                    .remedy("mount the file system that the controller and the nodes share")
+            })
+        });
+        if let Err(failure) = found {
+            let remedy = failure.remedy.unwrap_or_default();
+            findings.push(Finding { what: failure.what, remedy });
+        }
+    }
     for Finding { what, remedy } in &findings {
         match output.json {
             true => output.json(&serde_json::json!({ "what": what, "remedy": remedy })),
@@ -459,6 +494,16 @@ fn check(output: &Output) -> Result<Exit, Failure> {
         output.line("jobs cannot use #DW directives: BurstBufferType= is not set (optional)");
     }
     Ok(if findings.is_empty() { Exit::Done } else { Exit::Incomplete })
+}
+
+/// Returns the exchange directory that the prolog of a site looks into.
+fn exchange_of(site: &Site) -> PathBuf {
+    let texts = site.values("Prolog").iter().filter_map(|setting| scripts(setting));
+    let mut named = texts.filter_map(|text| {
+        let mut words = text.split_whitespace().skip_while(|word| *word != "--exchange");
+        words.nth(1).map(PathBuf::from)
+    });
+    named.next().unwrap_or_else(|| EXCHANGE_DIR.into())
 }
 
 /// Returns the text of the scripts that a setting names: one file, or all that a glob matches.

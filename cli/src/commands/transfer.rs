@@ -45,6 +45,7 @@ pub fn stage(args: args::StageArgs, output: &Output) -> Result<Exit, Failure> {
             bytes_per_second: args.rate,
             within_ms: args.within.map(|within| u64::try_from(within.as_millis()).unwrap_or(u64::MAX)),
             cluster: args.cluster.map(Into::into),
+            user: None,
             dry_run: args.dry_run,
         })
     })

@@ -42,6 +42,7 @@ pub fn make(args: StageArgs, job: Option<String>, output: &Output) -> Result<Exi
                 job: job.clone().or(args.owner.clone()),
                 lease_secs: args.lease.map(|lease| lease.as_secs()),
                 for_job: args.view.for_job.is_some(),
+                user: None,
             };
             let terms =
                 ViewTerms { rate: args.rate, allow_copy: args.view.allow_copy, namespace_of: args.view.for_job };
@@ -127,6 +128,7 @@ fn complete(
         lease_owner: view.id.clone(),
         lease_secs: request.lease_secs,
         bytes_per_second: terms.rate,
+        user: request.user.clone(),
         ..StageRequest::default()
     };
     if is_short(&stage(&Request::Stage(staging))?) {

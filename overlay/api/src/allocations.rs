@@ -103,6 +103,10 @@ pub struct AllocationRequest {
     /// The user of the job; only root may name another user. `None`: the user of the client.
     #[serde(default)]
     pub uid: Option<u32>,
+    /// All groups of this user: only what the user may read is staged, and written back by `stage_out`. `None`: the
+    /// daemon's rights count.
+    #[serde(default)]
+    pub groups: Option<Vec<u32>>,
     /// Files, directories and globs to stage before the job starts.
     #[serde(default)]
     pub stage_in: Vec<TypedPath>,

@@ -13,6 +13,14 @@ use crate::peers::{ClusterShare, MemberStage};
 /// A path relative to the mount, as typed: UTF-8, other bytes as `\xNN`.
 pub type TypedPath = String;
 
+/// A user, with all of its groups.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct UserGroups {
+    pub uid: u32,
+    pub groups: Vec<u32>,
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StageRequest {
@@ -37,6 +45,9 @@ pub struct StageRequest {
     /// What each member of the cluster stages. `None`: only the node that gets the request stages, and all of it.
     #[serde(default)]
     pub cluster: Option<ClusterShare>,
+    /// Only what this user may read is staged; other named files fail. `None`: the daemon's rights count.
+    #[serde(default)]
+    pub user: Option<UserGroups>,
     pub dry_run: bool,
 }
 

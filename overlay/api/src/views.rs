@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::operator::TypedPath;
+use crate::operator::{TypedPath, UserGroups};
 
 /// How far a view is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +63,10 @@ pub struct ViewRequest {
     pub lease_secs: Option<u64>,
     #[serde(default)]
     pub for_job: bool,
+    /// The user for whom it is made: it must own what all on the node will see as a view, and may read what is staged.
+    /// `None`: the daemon's rights count.
+    #[serde(default)]
+    pub user: Option<UserGroups>,
 }
 
 /// What became of a path since a view of it was laid.

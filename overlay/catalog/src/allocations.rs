@@ -3,7 +3,7 @@
 mod state;
 
 use forebay_api::allocations::{Allocation, TransferCounts};
-use forebay_api::operator::TypedPath;
+use forebay_api::operator::{TypedPath, UserGroups};
 use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub enum ScratchResults {
 pub struct AllocationRecord {
     pub id: String,
     pub uid: u32,
+    /// All groups of this user: only what the user may read is staged. `None`: the daemon's rights count.
+    #[serde(default)]
+    pub groups: Option<Vec<u32>>,
     #[serde(flatten)]
     pub state: AllocationState,
     /// What is short although the allocation did not fail.
@@ -65,6 +68,11 @@ pub struct AllocationRecord {
 }
 
 impl AllocationRecord {
+    /// Returns the user whose rights count for what the allocation names.
+    pub fn user(&self) -> Option<UserGroups> {
+        Some(UserGroups { uid: self.uid, groups: self.groups.clone()? })
+    }
+
     /// Returns whether the job started before the machine did.
     pub fn is_of_earlier_boot(&self) -> bool {
         self.boot != boot::boot_id()
@@ -181,6 +189,7 @@ mod tests {
         AllocationRecord {
             id: id.into(),
             uid: 7,
+            groups: None,
             state,
             message: None,
             attempt: 1,

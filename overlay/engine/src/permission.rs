@@ -1,7 +1,10 @@
 //! What a user may do in a directory, and whether it may read a file. The kernel checks each request that comes through the
 //! mount. This is for requests of the control socket and of HTTP clients, which act for a user.
 
-use forebay_backends::{Error, ErrorKind, Result, Side};
+use std::sync::Arc;
+
+pub use forebay_api::operator::UserGroups;
+use forebay_backends::{Error, ErrorKind, FileKind, Result, Side};
 
 use super::{Inner, Ino};
 use crate::acl::{self, Acl};
@@ -11,15 +14,13 @@ use crate::coherence::Age;
 pub(crate) const READ: u32 = 4;
 /// To look up names in a directory.
 pub(crate) const SEARCH: u32 = 1;
+/// To read the names of a directory and what they name.
+pub(crate) const LIST: u32 = READ | SEARCH;
 /// To make and remove names in a directory.
 pub(crate) const CHANGE: u32 = 2 | SEARCH;
 
-/// A user, with all of its groups.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UserGroups {
-    pub uid: u32,
-    pub groups: Vec<u32>,
-}
+/// Inodes whose ACLs are asked for at the same time.
+const ACLS_AT_ONCE: usize = 4096;
 
 /// The kernel's `acl_permission_check` of an inode with this mode, owner and access ACL. Root may do all
 /// of this.
@@ -34,28 +35,66 @@ pub(crate) fn allows(mode: u32, (owner, group): (u32, u32), acl: Option<&Acl>, u
     bits & wanted == wanted
 }
 
+/// Whether an ACL would count for a user. If not, the pool need not be asked for one.
+fn acl_counts(mode: u32, (owner, _): (u32, u32), user: &UserGroups) -> bool {
+    user.uid != 0 && user.uid != owner && mode & 0o070 != 0
+}
+
 impl Inner {
+    /// Asks the pool for the ACLs that are needed to judge what a user may do with these inodes, as far as they are not
+    /// known: with one change of the catalog for many of them.
+    ///
+    /// # Errors
+    /// The pool does not answer.
+    pub(crate) async fn learn_acls(self: &Arc<Self>, mut inos: Vec<Ino>, user: &UserGroups) -> Result<()> {
+        inos.retain(|ino| self.mode_and_owner(*ino).is_ok_and(|(mode, owner)| acl_counts(mode, owner, user)));
+        for some in inos.chunks(ACLS_AT_ONCE) {
+            match self.learn_xattrs(some.to_vec()).await {
+                Err(error) if error.is_unreachable() => return Err(error),
+                // The check of the inode asks again, and tells.
+                Err(_) | Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that a user has these permissions in a directory, or on a file.
     ///
     /// # Errors
     /// `PermissionDenied`.
     pub(crate) async fn check_allowed(&self, ino: Ino, user: &UserGroups, wanted: u32) -> Result<()> {
         self.revalidate(ino, Age::Metadata).await?;
-        let acl = match self.xattr(ino, acl::ACCESS).await? {
-            Some(value) => Acl::parse(&value)?,
-            None => None,
-        };
-        let (mode, owner) = self.mode_and_owner(ino)?;
+        let (mut mode, mut owner) = self.mode_and_owner(ino)?;
+        let mut acl = None;
+        if acl_counts(mode, owner, user) {
+            if let Some(value) = self.xattr(ino, acl::ACCESS).await? {
+                acl = Acl::parse(&value)?;
+            }
+            (mode, owner) = self.mode_and_owner(ino)?;
+        }
         if allows(mode, owner, acl.as_ref(), user, wanted) {
             return Ok(());
         }
         let verb = match wanted {
             SEARCH => "search this directory",
-            READ => "read this",
+            READ | LIST => "read this",
             _ => "write to this directory",
         };
         let what = format!("{}: user {} may not {verb}", self.display(ino), user.uid);
         Err(Error::new(ErrorKind::PermissionDenied, Side::Application, what))
+    }
+
+    /// Checks that a user may read a file, or everything that has a name in a directory. Of anything else, there is nothing
+    /// to read.
+    ///
+    /// # Errors
+    /// `PermissionDenied`.
+    pub(crate) async fn check_readable(&self, ino: Ino, kind: FileKind, user: &UserGroups) -> Result<()> {
+        match kind {
+            FileKind::File => self.check_allowed(ino, user, READ).await,
+            FileKind::Directory => self.check_allowed(ino, user, LIST).await,
+            _ => Ok(()),
+        }
     }
 
     /// Checks that a user may replace a name of an inode in a directory that it may change. In a sticky directory, only

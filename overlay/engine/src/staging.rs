@@ -30,6 +30,7 @@ use super::{Inner, Ino, Overlay};
 use crate::Means;
 use crate::counters::ChosenBy;
 use crate::fetch::FetchPriority;
+use crate::permission::READ;
 use crate::quotas::StageUnderWay;
 use crate::space::eviction::KeepReason;
 use cluster_share::FileShare;
@@ -249,7 +250,7 @@ impl Overlay {
             true => Ask::Names(Age::Since(begun)),
             false => Ask::Contents(Age::Since(begun), &arrivals),
         };
-        let mut files = self.files_of(&request.paths, ask, reporter).await?;
+        let mut files = self.files_of(&request.paths, ask, request.user.as_ref(), reporter).await?;
         self.inner.keep_share(&mut files, request.cluster, reporter).await?;
         let declared = files.len();
         let (message, expected) = match &request.invocation {
@@ -294,15 +295,26 @@ impl Overlay {
             .filter(|(files, _)| *files > 0)
             .map(|(files, lacks)| format!("{files} files that may be read are left out: there is no {lacks} for them"))
             .collect::<Vec<_>>();
+        let user = request.user.as_ref();
+        // What the user may not read any more is not read by the job.
+        let is_denied = |e: &Error| user.is_some() && e.is(ErrorKind::PermissionDenied);
         let found = stream::iter(foreseen.into_chosen()).map(|expected| async move {
-            let ino = match self.resolve(&parse_path(&expected.path).ok()?).await {
-                Err(e) if e.is_gone() => return None,
+            let path = parse_path(&expected.path).ok()?;
+            let ino = match self.resolve_for(&path, Ask::Nothing, user).await {
+                Err(e) if e.is_gone() || is_denied(&e) => return None,
                 Err(e) => return Some(Err((expected.path, e))),
                 Ok(ino) => ino,
             };
             // A path that is gone, or is no longer a file, is left out. The size must be that of now, because the room is
             // checked with it.
             inner.file_node(ino).ok()?;
+            if let Some(user) = user {
+                match inner.check_allowed(ino, user, READ).await {
+                    Err(e) if e.is_gone() || is_denied(&e) => return None,
+                    Err(e) => return Some(Err((expected.path, e))),
+                    Ok(()) => {}
+                }
+            }
             match inner.revalidate(ino, Age::Since(begun)).await {
                 Err(e) if e.is_gone() => None,
                 // Its staging reports other errors.
@@ -439,7 +451,7 @@ impl Overlay {
 
     async fn evict_paths(&self, request: &EvictRequest, reporter: &Reporter) -> Result<()> {
         let inner = &self.inner;
-        let files = self.files_of(&request.paths, Ask::Nothing, reporter).await?;
+        let files = self.files_of(&request.paths, Ask::Nothing, None, reporter).await?;
         let mut reasons = BTreeMap::new();
         for ino in files {
             consume_budget().await;

@@ -17,6 +17,7 @@ mod lay;
 mod leave;
 mod names_above;
 mod owners;
+mod rights;
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
@@ -36,6 +37,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use super::namespace::Ask;
 use super::{Inner, Ino, Overlay, blocking, parse_path, to_its_end};
 
 /// The key of the records in the catalog.
@@ -108,7 +110,8 @@ impl Overlay {
     /// wants that, mounted, the view ends, too.
     ///
     /// # Errors
-    /// `NotPermitted` for a daemon without root's privileges; `NotFound`; `Exists` if a view shows a part of this tree;
+    /// `NotPermitted` for a daemon without root's privileges, or if the user does not own what all would see as a view;
+    /// `PermissionDenied` if it may not read it; `NotFound`; `Exists` if a view shows a part of this tree;
     /// `Busy` if there are too many.
     pub async fn begin_view(&self, request: ViewRequest, maker: Option<Process>) -> Result<View> {
         let inner = self.inner.clone();
@@ -121,11 +124,14 @@ impl Overlay {
             let what = "a view of the whole mount would hide the mount: name directories in it";
             return Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
         }
-        let ino = self.resolve(&path).await?;
+        let ino = self.resolve_for(&path, Ask::Nothing, request.user.as_ref()).await?;
         let kind = inner.node(ino)?.state.lock().record.kind;
         if !matches!(kind, FileKind::File | FileKind::Directory) {
             let what = format!("{path}: a view shows a directory or a file");
             return Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        }
+        if let Some(user) = &request.user {
+            inner.check_view_for(user, (ino, kind), request.for_job).await?;
         }
         let job = request.job.filter(|job| inner.advisor().is_running(job));
         if request.for_job && job.is_none() {

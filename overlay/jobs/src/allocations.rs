@@ -251,6 +251,7 @@ impl JobsInner {
         let record = AllocationRecord {
             id: id.to_owned(),
             uid,
+            groups: request.groups.clone(),
             state,
             message: None,
             attempt: known.map_or(1, |known| known.attempt + 1),

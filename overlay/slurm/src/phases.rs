@@ -24,6 +24,8 @@ pub struct MountShare {
     pub stage_out: Vec<TypedPath>,
     /// Shown as views while the job runs.
     pub views: Vec<TypedPath>,
+    /// All groups of the job's user: only what the user may read is staged.
+    pub groups: Vec<u32>,
     pub profile: ProfileUse,
     pub lease_secs: Option<u64>,
     /// The job leaves results in its scratch directory at this mount.
@@ -141,6 +143,7 @@ where
 fn request(job: &SlurmJob, share: &MountShare) -> AllocationRequest {
     AllocationRequest {
         uid: Some(job.uid),
+        groups: Some(share.groups.clone()),
         stage_in: share.stage_in.clone(),
         stage_out: share.stage_out.clone(),
         invocation: match &share.profile {

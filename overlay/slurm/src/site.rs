@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// The least time that Slurm must give a prolog: its own 20 s, 3 s for a sign of life, and the start of a program.
+/// The least time that Slurm must give a prolog: its own 20 s, 3 s for a sign of life, 5 s for a report in the exchange
+/// directory, and the start of a program.
 const HOOK_SECS: u64 = 30;
 
 /// Something in the configuration of a site that keeps jobs from being staged.

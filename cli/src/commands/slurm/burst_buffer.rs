@@ -188,13 +188,14 @@ fn pre_run(job: &ExchangedJobArgs, output: &Output) -> Result<Exit, Failure> {
     })
 }
 
-/// Returns `Incomplete` if the job did not run, because its stage-in failed, or if results are not in the pool. These are
-/// kept.
+/// Returns `Incomplete` if the job did not run, because its stage-in failed, if no node has seen what it asks for, or if
+/// results are not in the pool. These are kept.
 fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<Exit, Failure> {
     let Some(exchange) = Exchange::open(&job.exchange.exchange)? else { return Ok(Exit::Done) };
     let Some(request) = exchange.request(&job.job)? else { return Ok(Exit::Done) };
-    if exchange.reports(&job.job, &request.attempt)?.is_empty() {
-        // No prolog has ended, so the job has run nowhere.
+    let asks = request.staging.needs_staging() || !request.staging.stage_out.is_empty();
+    if !asks && exchange.reports(&job.job, &request.attempt)?.is_empty() {
+        // slurmd runs no prolog for a job that returns to its node at once.
         return Ok(Exit::Done);
     }
     let is_over = |report: &NodeReport| report.progress.is_over();
@@ -207,6 +208,12 @@ fn data_out(job: &ExchangedJobArgs, wait: Duration, output: &Output) -> Result<E
             &format!("stage-in failed, and the job did not run: {}", shown(&reasons.join("; "))),
             output,
         ));
+    }
+    if reports.is_empty() {
+        // It has no scratch directory on any node, so it left nothing that could be looked after.
+        let exchange = job.exchange.exchange.display();
+        let what = format!("no node has reported: the job has run nowhere, or its nodes do not see {exchange}");
+        return Ok(refused(&what, output));
     }
     let mut reasons = reasons(&reports, NodeProgress::ResultsMissing);
     if !is_whole {

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use forebay_daemon::registry::RegisteredMount;
 use forebay_daemon::{Failure, multi_mount, paths};
 use forebay_slurm::directives::ScratchCopy;
-use forebay_slurm::exchange::{Exchange, ExchangedRequest, NodeProgress, NodeReport, get, gone, put};
+use forebay_slurm::exchange::{ExchangedRequest, NodeProgress, NodeReport, get, gone, put};
 use forebay_slurm::outcome::JobOutcome;
 use forebay_slurm::{JobNode, MountShare, SlurmJob};
 use forebay_system::identity;
 use serde::{Deserialize, Serialize};
 
+use super::bounded_exchange::{BoundedExchange, EXCHANGE_ANSWER};
 use super::copies::{check_kind, copy_in};
 use super::persistent;
 use crate::args::HookArgs;
@@ -80,7 +81,7 @@ enum OtherNodes {
 pub struct StagedJob {
     pub(super) job: SlurmJob,
     pub(super) node: JobNode,
-    exchange: Option<Exchange>,
+    exchange: Option<BoundedExchange>,
     pub(super) records: PathBuf,
     pub record: NodeRecord,
 }
@@ -107,7 +108,7 @@ fn scratch_link(records: &Path, job: &str) -> PathBuf {
 impl StagedJob {
     /// Returns what the controller has written about a job. `None`: the job has no directives.
     pub fn requested(args: &HookArgs, job: &SlurmJob, entries: &[RegisteredMount]) -> Result<Option<Self>, Failure> {
-        let Some(exchange) = Exchange::open(&args.exchange.exchange)? else { return Ok(None) };
+        let Some(exchange) = BoundedExchange::open(&args.exchange.exchange, args.within)? else { return Ok(None) };
         let Some(request) = exchange.request(&job.id)? else { return Ok(None) };
         let needs_directory = request.staging.scratch_bytes.is_some() || request.staging.persistent.is_needed();
         let scratch_mount = if needs_directory { scratch_mount(&request, entries) } else { None };
@@ -140,7 +141,7 @@ impl StagedJob {
             _ => node(),
         };
         // The results are written back, also if nobody can be told.
-        let exchange = Exchange::open(&args.exchange.exchange).ok().flatten();
+        let exchange = BoundedExchange::open(&args.exchange.exchange, args.within).ok().flatten();
         Ok(Some(Self { job: job.clone(), node, exchange, records, record }))
     }
 
@@ -165,6 +166,7 @@ impl StagedJob {
             stage_in: below(&mut staging.stage_in.iter().map(PathBuf::from)),
             stage_out: below(&mut outputs.into_iter()),
             views: below(&mut staging.views.iter().map(PathBuf::from)),
+            groups: Vec::new(),
             profile: staging.profile.clone(),
             lease_secs: staging.lease_secs,
             has_results: self.has_results() && self.has_scratch_at(entry),
@@ -404,7 +406,7 @@ impl StagedJob {
         let Some(exchange) = &self.exchange else { return Ok(()) };
         exchange.put_report(
             &self.job.id,
-            &NodeReport {
+            NodeReport {
                 node: self.node.name.clone(),
                 attempt: self.record.request.attempt.clone(),
                 progress,
@@ -430,7 +432,7 @@ pub struct TaskView {
 /// Returns what the prolog has left for the tasks of a job.
 pub fn task_view(exchange: &Path, records: &Path, job: &str) -> TaskView {
     let is_roots = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == 0);
-    let exchange = Exchange::open(exchange).ok().flatten();
+    let exchange = BoundedExchange::open(exchange, EXCHANGE_ANSWER).ok().flatten();
     let request = exchange.as_ref().and_then(|exchange| exchange.request(job).ok().flatten());
     let needs_staging = request.as_ref().is_some_and(|request| request.staging.needs_staging());
     let needed = request.as_ref().filter(|_| needs_staging);
@@ -489,6 +491,27 @@ pub fn forget_settled(records: &Path) {
             let _ = std::fs::remove_file(&path);
         }
     }
+}
+
+/// Returns why the tasks of a job with directives do not run: its prolog has kept nothing of what the job asks for, and this
+/// node does not see it either.
+pub fn unseen(exchange: &Path, records: &Path, job: &str) -> Option<String> {
+    let of_prolog = get::<NodeRecord>(&records.join(format!("{job}.json")), &[0]).ok().flatten();
+    // That of a job that is over is of an earlier attempt.
+    if let Some(record) = of_prolog.filter(|record| !record.is_over) {
+        let lacks = record.request.staging.needs_staging() && !record.is_staged;
+        return lacks.then(|| "this node has not staged what the job asks for".to_owned());
+    }
+    let why = match BoundedExchange::open(exchange, EXCHANGE_ANSWER).and_then(|found| match found {
+        Some(found) => Ok((true, found.request(job)?)),
+        None => Ok((false, None)),
+    }) {
+        Ok((_, Some(_))) => return None,
+        Ok((true, None)) => format!("{} has no request of the job", exchange.display()),
+        Ok((false, None)) => format!("{} does not exist", exchange.display()),
+        Err(failure) => failure.what,
+    };
+    Some(format!("this node does not see what the job asks for: {why}"))
 }
 
 /// Writes a file that tasks read as their user, whatever the umask of slurmd is.

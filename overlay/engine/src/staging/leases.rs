@@ -126,7 +126,7 @@ impl Overlay {
                 let (inner, owner) = (inner.clone(), owner.to_owned());
                 super::super::blocking(move || inner.leased_by(&owner)).await?
             }
-            false => self.files_of(&request.paths, Ask::Nothing, reporter).await?,
+            false => self.files_of(&request.paths, Ask::Nothing, None, reporter).await?,
         };
         for ino in files {
             consume_budget().await;

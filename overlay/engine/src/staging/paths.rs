@@ -12,12 +12,17 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use super::reporter::Reporter;
 use crate::namespace::Ask;
+use crate::permission::{SEARCH, UserGroups};
 use crate::{Ino, Lookup, Overlay};
 
 /// Symbolic links that are followed on one path: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
 /// Why a symbolic link is not followed.
 const OUTSIDE: &str = "which is outside of this mount: give the path that is meant instead of the link";
+
+/// What is asked of the pool, and the user who has to be allowed to search the directories on the way. `None`: they are not
+/// checked.
+type AskFor<'a> = (Ask<'a>, Option<&'a UserGroups>);
 
 /// What an operator's path names.
 pub(crate) struct NamedObject {
@@ -36,12 +41,19 @@ enum LastLink {
 }
 
 impl Overlay {
-    /// Returns the regular files that paths and globs name, each once. Reports what cannot be found as failed.
-    pub(super) async fn files_of(&self, paths: &[String], ask: Ask<'_>, reporter: &Reporter) -> Result<Vec<Ino>> {
+    /// Returns the regular files that paths and globs name, each once. Reports as failed what cannot be found, and what
+    /// `user` may not read.
+    pub(super) async fn files_of(
+        &self,
+        paths: &[String],
+        ask: Ask<'_>,
+        user: Option<&UserGroups>,
+        reporter: &Reporter,
+    ) -> Result<Vec<Ino>> {
         let mut seen = std::collections::HashSet::new();
         let mut files = Vec::new();
         for typed in paths {
-            match self.expand(typed, ask).await {
+            match self.expand(typed, ask, user, reporter).await {
                 Ok(found) => files.extend(found.into_iter().filter(|ino| seen.insert(*ino))),
                 Err(e) => reporter.failed(typed.clone(), &e),
             }
@@ -49,26 +61,37 @@ impl Overlay {
         Ok(files)
     }
 
-    async fn expand(&self, typed: &str, ask: Ask<'_>) -> Result<Vec<Ino>> {
+    async fn expand(
+        &self,
+        typed: &str,
+        ask: Ask<'_>,
+        user: Option<&UserGroups>,
+        reporter: &Reporter,
+    ) -> Result<Vec<Ino>> {
         let inner = &self.inner;
-        let (root, glob) = self.split(typed, ask).await?;
-        let root = self.named(&root, ask).await?.ino;
+        let (root, glob) = self.split(typed, ask, user).await?;
+        let root = self.walk(&root, (ask, user), LastLink::Followed).await?.ino;
         let ask = match ask {
             // The contents of files that a glob leaves out are not wanted.
             Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),
             ask => ask,
         };
-        let tree = inner.tree(root, ask).await?;
+        let (tree, refused) = match user {
+            Some(user) => inner.tree_for(root, ask, user).await?,
+            None => (inner.tree(root, ask).await?, Vec::new()),
+        };
         // The glob is about what is below the root, under whatever name that was reached.
         let above = inner.overlay_path(root).unwrap_or_default();
         let mut files = Vec::new();
-        let mut matched_dirs = Vec::new();
+        let mut matched_dirs: Vec<PoolPath> = Vec::new();
+        let is_hit = |glob: &GlobMatcher, path: &PoolPath, dirs: &[PoolPath]| {
+            let below = path.as_path().strip_prefix(above.as_path());
+            below.is_ok_and(|below| glob.is_match(below) || dirs.iter().any(|dir| path.starts_with(dir)))
+        };
         for (ino, kind) in tree {
             if let Some(glob) = &glob {
                 let Some(path) = inner.overlay_path(ino).filter(|_| ino != root) else { continue };
-                let Ok(below) = path.as_path().strip_prefix(above.as_path()) else { continue };
-                let hit = glob.is_match(below) || matched_dirs.iter().any(|d| path.starts_with(d));
-                if !hit {
+                if !is_hit(glob, &path, &matched_dirs) {
                     continue;
                 }
                 if kind == FileKind::Directory {
@@ -79,20 +102,35 @@ impl Overlay {
                 files.push(ino);
             }
         }
-        if files.is_empty() && glob.is_some() && matched_dirs.is_empty() {
+        let mut is_refused = false;
+        for (ino, why) in refused {
+            // As in a shell, what a glob does not name may be closed to the user.
+            let is_named =
+                |glob: &GlobMatcher| inner.overlay_path(ino).is_some_and(|path| is_hit(glob, &path, &matched_dirs));
+            if ino == root || glob.as_ref().is_none_or(is_named) {
+                reporter.failed(inner.display(ino), &why);
+                is_refused = true;
+            }
+        }
+        if files.is_empty() && glob.is_some() && matched_dirs.is_empty() && !is_refused {
             return Err(Error::new(ErrorKind::NotFound, Side::Application, format!("{typed}: nothing matches")));
         }
         Ok(files)
     }
 
     /// Splits a typed path before its first pattern. A name that exists exactly as typed is not taken for a pattern.
-    async fn split(&self, typed: &str, ask: Ask<'_>) -> Result<(PoolPath, Option<GlobMatcher>)> {
+    async fn split(
+        &self,
+        typed: &str,
+        ask: Ask<'_>,
+        user: Option<&UserGroups>,
+    ) -> Result<(PoolPath, Option<GlobMatcher>)> {
         let names: Vec<&str> = typed.trim_matches('/').split('/').collect();
         for (at, name) in names.iter().enumerate() {
             if !name.contains(['*', '?', '[', '{']) {
                 continue;
             }
-            match self.walk(&parse_path(&names[..=at].join("/"))?, ask, LastLink::Kept).await {
+            match self.walk(&parse_path(&names[..=at].join("/"))?, (ask, user), LastLink::Kept).await {
                 Ok(_) => {}
                 Err(e)
                     if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::NameTooLong) =>
@@ -111,15 +149,26 @@ impl Overlay {
     /// Returns the inode that a path names. If names must be fresh, the pool is asked again for a name that is cached
     /// as absent: another client may have just created it.
     pub(crate) async fn resolve_as(&self, path: &PoolPath, ask: Ask<'_>) -> Result<Ino> {
+        self.resolve_for(path, ask, None).await
+    }
+
+    /// As [`Self::resolve_as`], for a user that must be allowed to search the directories on the way.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, whether there is such a name or not; `NotFound`.
+    pub(crate) async fn resolve_for(&self, path: &PoolPath, ask: Ask<'_>, user: Option<&UserGroups>) -> Result<Ino> {
         let mut at = Ino::ROOT;
         for name in path.components() {
-            at = self.step(at, name, ask).await.map_err(|e| e.context(path))?.ok_or_else(|| missing(path))?;
+            at = self.step(at, name, (ask, user)).await.map_err(|e| e.context(path))?.ok_or_else(|| missing(path))?;
         }
         Ok(at)
     }
 
-    /// Returns what a name in a directory stands for, as [`Self::resolve_as`] does.
-    async fn step(&self, dir: Ino, name: &[u8], ask: Ask<'_>) -> Result<Option<Ino>> {
+    /// Returns what a name in a directory stands for, as [`Self::resolve_for`] does.
+    async fn step(&self, dir: Ino, name: &[u8], (ask, user): AskFor<'_>) -> Result<Option<Ino>> {
+        if let Some(user) = user {
+            self.inner.check_allowed(dir, user, SEARCH).await?;
+        }
         let (Ask::Names(age) | Ask::Contents(age, _)) = ask else {
             return Ok(match self.lookup(dir, name).await? {
                 Lookup::Found(entry) => {
@@ -145,7 +194,26 @@ impl Overlay {
     /// # Errors
     /// `InvalidInput` if a link leads out of the mount: what it names cannot be staged, flushed or evicted here.
     pub(crate) async fn named(&self, path: &PoolPath, ask: Ask<'_>) -> Result<NamedObject> {
-        self.walk(path, ask, LastLink::Followed).await
+        self.walk(path, (ask, None), LastLink::Followed).await
+    }
+
+    /// Checks that a path may be written back for a user, who has to reach it, and to read or own what is there. Of a path
+    /// that does not exist, the flush tells.
+    ///
+    /// # Errors
+    /// `PermissionDenied`; those of [`Self::follow_links`]; errors of the pool.
+    pub async fn check_flush_for(&self, typed: &str, user: &UserGroups) -> Result<()> {
+        let found = self.walk(&parse_path(typed)?, (Ask::Nothing, Some(user)), LastLink::Followed).await;
+        let ino = match found {
+            Err(e) if e.is_gone() => return Ok(()),
+            found => found?.ino,
+        };
+        let (kind, owner) = {
+            let node = self.inner.node(ino)?;
+            let record = &node.state.lock().record;
+            (record.kind, record.uid)
+        };
+        if owner == user.uid { Ok(()) } else { self.inner.check_readable(ino, kind, user).await }
     }
 
     /// Returns the path of what a path names, after its symbolic links.
@@ -156,7 +224,7 @@ impl Overlay {
         Ok(self.inner.typed_path(self.named(path, Ask::Nothing).await?.ino))
     }
 
-    async fn walk(&self, path: &PoolPath, ask: Ask<'_>, last: LastLink) -> Result<NamedObject> {
+    async fn walk(&self, path: &PoolPath, ask: AskFor<'_>, last: LastLink) -> Result<NamedObject> {
         let inner = &self.inner;
         let steps = |path: &[u8]| -> Vec<Box<[u8]>> {
             let names = path.split(|b| *b == b'/').filter(|name: &&[u8]| !matches!(*name, b"" | b"."));

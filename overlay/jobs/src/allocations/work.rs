@@ -211,6 +211,7 @@ impl JobsInner {
             job: Some(record.id.clone()),
             lease_owner: String::new(),
             lease_secs: record.lease_secs,
+            user: record.user(),
             ..StageRequest::default()
         };
         let mut outcome = Outcome::default();
@@ -223,7 +224,15 @@ impl JobsInner {
         let mut outcome = Outcome::default();
         if !record.stage_out.is_empty() {
             // One by one: what does not exist must not keep the rest from the pool.
+            let user = record.user();
             for path in &record.stage_out {
+                if let Some(user) = &user
+                    && let Err(error) = self.engine.check_flush_for(path, user).await
+                {
+                    outcome.moved.failed += 1;
+                    outcome.failures.push((path.clone(), error.to_string()));
+                    continue;
+                }
                 outcome.follow(path, flush(vec![path.clone()])).await;
             }
             return outcome;
