@@ -61,26 +61,34 @@ async fn a_link_is_followed_inside_the_mount() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_link_that_leads_out_of_the_mount_is_refused_with_its_target() {
+async fn a_link_that_leads_out_of_the_mount_is_flushed_and_reported() {
     let fixture = Fixture::new();
     fixture.mkdir("d").await;
     let overlay = fixture.open().await;
     overlay.set_mount("/mnt/data", false);
     find(&overlay, "d").await;
-    let outside = ["/etc", "../etc", "d/../../etc", "/mnt/database/d", "/mnt/data/../etc"];
-    let cases = outside.map(|target| (target, libc::EINVAL, "outside of this mount"));
-    let cases = cases
-        .into_iter()
-        .chain([("nowhere", libc::ENOENT, "there is no such path"), ("link", libc::EINVAL, "40 symbolic links")]);
-    for (target, errno, why) in cases {
-        link(&overlay, Ino::ROOT, "link", target).await;
-        let flushed = flush_of(&overlay, "link").await;
-        let message = flushed.message.unwrap();
-        assert_eq!(flushed.refused, Some(errno), "{target}: {message}");
-        assert!(message.contains(why) && (target == "link" || message.contains(target)), "{target}: {message}");
-        let (staged, failed) = stage(&overlay, "link").await;
-        assert!(staged.failed == 1 && failed[0].1.contains(why), "{target}: {failed:?}");
-        overlay.unlink(Ino::ROOT, b"link").await.unwrap();
+    let cases = [
+        ("absolute", "/etc", "/etc, which is not below /mnt/data"),
+        ("sibling", "/mnt/database/d", "which is not below /mnt/data"),
+        ("back", "/mnt/data/../etc", "/mnt/data/../etc, which is outside of this mount"),
+        ("up", "../etc", "../etc, which is outside of this mount"),
+        ("down and up", "d/../../etc", "which is outside of this mount"),
+        ("through", "absolute", "/etc, which is not below /mnt/data"),
+        ("circle", "circle", "40 symbolic links"),
+    ];
+    for (name, target, why) in cases {
+        link(&overlay, Ino::ROOT, name, target).await;
+        let file = format!("d/{name}");
+        write(&overlay, &file, "1").await.unwrap();
+        let request = FlushRequest { paths: vec![name.into(), file.clone()], wait: true, dry_run: false };
+        let (flushed, failed) = summary(overlay.flush(request)).await;
+        assert_eq!((flushed.refused, flushed.failed, failed.len()), (None, 1, 1), "{name}: {failed:?}");
+        assert!(failed[0].0 == name && failed[0].1.contains(why), "{name}: {failed:?}");
+        assert!(in_pool(&fixture, name).is_some() && in_pool(&fixture, &file).is_some(), "{name}");
+        let (staged, failed) = stage(&overlay, name).await;
+        assert!(staged.failed == 1 && failed[0].1.contains(why), "{name}: {failed:?}");
+        let below = flush_of(&overlay, &format!("{name}/below")).await;
+        assert_eq!((below.refused, below.failed), (None, 1), "{name}");
     }
     // A link that a tree holds is not followed.
     let dir = find(&overlay, "d").await;
@@ -89,6 +97,29 @@ async fn a_link_that_leads_out_of_the_mount_is_refused_with_its_target() {
     assert_eq!((flushed.refused, flushed.failed), (None, 0));
     assert!(in_pool(&fixture, "d/out").is_some());
     assert_eq!(stage(&overlay, "d").await.1, Vec::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_names_nothing_stands_for_itself() {
+    let fixture = Fixture::new();
+    fixture.put("plain", b"1").await;
+    let overlay = fixture.open().await;
+    overlay.set_mount("/mnt/data", false);
+    for (name, target) in [("one", "nowhere"), ("two", "/mnt/data/no/where"), ("three", "plain/f"), ("four", "one")] {
+        link(&overlay, Ino::ROOT, name, target).await;
+        let flushed = flush_of(&overlay, name).await;
+        assert_eq!((flushed.refused, flushed.failed), (None, 0), "{name}: {flushed:?}");
+        assert!(in_pool(&fixture, name).is_some(), "{name}");
+        assert_eq!(overlay.follow_links(&pool_path(name)).await.unwrap().trim_start_matches('/'), match name {
+            "four" => "one",
+            name => name,
+        });
+        assert_eq!(stage(&overlay, name).await.1, Vec::new(), "{name}");
+        // A path that goes on after the link is a mistake.
+        let below = flush_of(&overlay, &format!("{name}/below")).await;
+        assert_eq!(below.refused, Some(libc::ENOENT), "{name}: {below:?}");
+        assert!(below.message.is_some_and(|why| why.contains("there is no such path")), "{name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,6 +142,25 @@ async fn a_name_that_exists_is_no_pattern_for_what_is_below_it() {
     // Where no such name exists, it is a pattern.
     assert_eq!(stage(&overlay, "run[2-9]/*").await.1.len(), 1, "nothing matches");
     assert_eq!(stage(&overlay, "run[0-9]/*").await.0.files, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pattern_needs_no_answer_of_the_pool() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("d/a.tmp", b"1").await;
+    fixture.put("d/b.dat", b"2").await;
+    let overlay = fixture.open().await;
+    for name in ["d/a.tmp", "d/b.dat"] {
+        assert_eq!(stage(&overlay, name).await.1, Vec::new());
+    }
+    fixture.fault.set_down(true);
+    let evict = |path: &str| EvictRequest { paths: vec![path.into()], release_leases: true, dry_run: false };
+    let (evicted, failed) = summary(overlay.evict(evict("d/*.tmp"))).await;
+    assert_eq!((evicted.files, failed), (1, Vec::new()));
+    assert_eq!(state(&overlay, "d/b.dat").await, ContentState::Resident);
+    // A name without a pattern is still to be looked up.
+    assert_eq!(summary(overlay.evict(evict("d/unknown"))).await.0.failed, 1);
 }
 
 #[test]
@@ -144,7 +194,8 @@ fn dirty_finds_what_a_path_names() {
     // The directory has new times.
     assert!(paths(OsStr::new("link")).iter().all(|path| path == "/plain"));
     symlink("/etc", mount.path("out")).unwrap();
-    dirty(OsStr::new("out")).refused(USAGE, &["symbolic link to /etc"]);
+    let out = dirty(OsStr::new("out")).refused(USAGE, &["symbolic link to /etc"]);
+    assert!(out.out.contains("/out"), "the link is new itself: {out}");
     dirty(OsStr::new("typo")).refused(INCOMPLETE, &["typo"]);
     // A name that was removed is still to be removed in the pool.
     fs::remove_file(mount.path("plain/f")).unwrap();

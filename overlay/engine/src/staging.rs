@@ -361,18 +361,22 @@ impl Overlay {
         inner.fetch_current(ino, terms.begun, attempt).await?.ok_or_else(|| inner.changes_while_staged(ino))
     }
 
-    /// Returns the inodes that a request names, with the symbolic links on its paths; `None` is everything.
-    async fn roots_of(&self, request: &FlushRequest) -> Result<Vec<Option<Ino>>> {
+    /// Returns the inodes that a request names, with the symbolic links on its paths; `None` is everything. Also returns the
+    /// paths with links that lead out of the mount: only the links are flushed.
+    async fn roots_of(&self, request: &FlushRequest) -> Result<(Vec<Option<Ino>>, Vec<(String, Error)>)> {
         if request.paths.is_empty() {
-            return Ok(vec![None]);
+            return Ok((vec![None], Vec::new()));
         }
-        let mut roots = Vec::new();
+        let (mut roots, mut unfollowed) = (Vec::new(), Vec::new());
         for path in &request.paths {
             let named = self.named(&parse_path(path)?, Ask::Nothing).await?;
-            // A link that was followed may be new itself.
+            // A link may be new itself.
             roots.extend(named.links.into_iter().chain([named.ino]).map(Some));
+            unfollowed.extend(named.unfollowed.map(|why| (path.clone(), why)));
         }
-        Ok(roots)
+        let mut seen = HashSet::new();
+        roots.retain(|root| seen.insert(*root));
+        Ok((roots, unfollowed))
     }
 
     async fn plan_below(&self, roots: &[Option<Ino>]) -> Result<FlushPlan> {
@@ -399,7 +403,10 @@ impl Overlay {
     }
 
     async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
-        let roots = self.roots_of(request).await?;
+        let (roots, unfollowed) = self.roots_of(request).await?;
+        for (path, why) in unfollowed {
+            reporter.failed(path, &why);
+        }
         self.flush_roots(&roots, request.dry_run, reporter).await
     }
 

@@ -17,8 +17,8 @@ use crate::{Ino, Lookup, Overlay};
 
 /// Symbolic links that are followed on one path: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
-/// Why a symbolic link is not followed.
-const OUTSIDE: &str = "which is outside of this mount: give the path that is meant instead of the link";
+/// What to do about a symbolic link that is not followed.
+const MEANT: &str = "give the path that is meant instead of the link";
 
 /// What is asked of the pool, and the user who has to be allowed to search the directories on the way. `None`: they are not
 /// checked.
@@ -26,9 +26,23 @@ type AskFor<'a> = (Ask<'a>, Option<&'a UserGroups>);
 
 /// What an operator's path names.
 pub(crate) struct NamedObject {
+    /// The object, or the last link if what it names is not in this mount.
     pub ino: Ino,
-    /// The symbolic links that were followed, in this order.
+    /// The symbolic links of the path, in this order.
     pub links: Vec<Ino>,
+    /// Why the last link was not followed, although there may be something where it leads: it leads out of the mount, or
+    /// to itself. A link that names nothing stands for itself.
+    pub unfollowed: Option<Error>,
+}
+
+impl NamedObject {
+    /// Returns what the whole path names.
+    ///
+    /// # Errors
+    /// `InvalidInput` if that is not in this mount.
+    fn whole(self) -> Result<Ino> {
+        self.unfollowed.map_or(Ok(self.ino), Err)
+    }
 }
 
 /// What a symbolic link at the end of a path stands for.
@@ -70,7 +84,7 @@ impl Overlay {
     ) -> Result<Vec<Ino>> {
         let inner = &self.inner;
         let (root, glob) = self.split(typed, ask, user).await?;
-        let root = self.walk(&root, (ask, user), LastLink::Followed).await?.ino;
+        let root = self.walk(&root, (ask, user), LastLink::Followed).await?.whole()?;
         let ask = match ask {
             // The contents of files that a glob leaves out are not wanted.
             Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),
@@ -130,18 +144,15 @@ impl Overlay {
             if !name.contains(['*', '?', '[', '{']) {
                 continue;
             }
-            match self.walk(&parse_path(&names[..=at].join("/"))?, (ask, user), LastLink::Kept).await {
-                Ok(_) => {}
-                Err(e)
-                    if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::NameTooLong) =>
-                {
-                    let glob = GlobBuilder::new(&names[at..].join("/")).literal_separator(true).build();
-                    let glob = glob
-                        .map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
-                    return Ok((parse_path(&names[..at].join("/"))?, Some(glob.compile_matcher())));
-                }
-                Err(e) => return Err(e),
-            }
+            let probed = self.walk(&parse_path(&names[..=at].join("/"))?, (ask, user), LastLink::Kept).await;
+            // A name that cannot be looked up, because the pool does not answer, may be a pattern for names that are known.
+            let Ok(found) = probed else {
+                let glob = GlobBuilder::new(&names[at..].join("/")).literal_separator(true).build();
+                let glob = glob
+                    .map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
+                return Ok((parse_path(&names[..at].join("/"))?, Some(glob.compile_matcher())));
+            };
+            found.whole()?;
         }
         Ok((parse_path(typed)?, None))
     }
@@ -189,10 +200,7 @@ impl Overlay {
     }
 
     /// Returns what an operator's path names. Symbolic links on the path are followed as a program would follow them, as
-    /// long as they stay in the mount.
-    ///
-    /// # Errors
-    /// `InvalidInput` if a link leads out of the mount: what it names cannot be staged, flushed or evicted here.
+    /// long as they stay in the mount: what is outside cannot be staged, flushed or evicted here.
     pub(crate) async fn named(&self, path: &PoolPath, ask: Ask<'_>) -> Result<NamedObject> {
         self.walk(path, (ask, None), LastLink::Followed).await
     }
@@ -221,7 +229,7 @@ impl Overlay {
     /// # Errors
     /// Those of the commands that take paths: `NotFound`, and `InvalidInput` if a link leads out of the mount.
     pub async fn follow_links(&self, path: &PoolPath) -> Result<TypedPath> {
-        Ok(self.inner.typed_path(self.named(path, Ask::Nothing).await?.ino))
+        Ok(self.inner.typed_path(self.named(path, Ask::Nothing).await?.whole()?))
     }
 
     async fn walk(&self, path: &PoolPath, ask: AskFor<'_>, last: LastLink) -> Result<NamedObject> {
@@ -231,6 +239,8 @@ impl Overlay {
             names.rev().map(Into::into).collect()
         };
         let mut rest = steps(path.as_bytes());
+        // How many of the names in `rest` are of the path itself, and not of a link.
+        let mut left = rest.len();
         // The directories above `at`. What a path names has no `..`, but what a link names may.
         let mut above = Vec::new();
         let (mut at, mut links, mut target) = (Ino::ROOT, Vec::new(), Vec::new());
@@ -238,20 +248,32 @@ impl Overlay {
             let link = links.last().map_or_else(|| path.to_string(), |link| inner.display(*link));
             format!("{link} is a symbolic link to {}, {why}", target.escape_ascii())
         };
-        let refused = |what| Err(Error::new(ErrorKind::InvalidInput, Side::Application, what));
+        let refused = |links: Vec<Ino>, why: String| {
+            let unfollowed = Some(Error::new(ErrorKind::InvalidInput, Side::Application, why));
+            Ok(NamedObject { ino: links.last().copied().unwrap_or(Ino::ROOT), links, unfollowed })
+        };
         while let Some(name) = rest.pop() {
+            left = left.min(rest.len());
             if *name == *b".." {
-                match above.pop() {
-                    Some(dir) => at = dir,
-                    None => return refused(via(&links, &target, OUTSIDE)),
-                }
+                let Some(dir) = above.pop() else {
+                    let why = via(&links, &target, &format!("which is outside of this mount: {MEANT}"));
+                    return refused(links, why);
+                };
+                at = dir;
                 continue;
             }
-            let Some(found) = self.step(at, &name, ask).await.map_err(|e| e.context(path))? else {
-                return Err(match links.is_empty() {
-                    true => missing(path),
-                    false => missing(format!("{path}: {}", via(&links, &target, "and there is no such path"))),
-                });
+            let found = match self.step(at, &name, ask).await {
+                Ok(found) => found,
+                Err(e) if !links.is_empty() && names_nothing(&e) => None,
+                Err(e) => return Err(e.context(path)),
+            };
+            let Some(found) = found else {
+                return match links.last().copied() {
+                    None => Err(missing(path)),
+                    // The path ends with a link that names nothing.
+                    Some(link) if left == 0 => Ok(NamedObject { ino: link, links, unfollowed: None }),
+                    Some(_) => Err(missing(format!("{path}: {}", via(&links, &target, "and there is no such path")))),
+                };
             };
             let is_link = inner.node(found)?.state.lock().record.kind == FileKind::Symlink;
             if !is_link || (rest.is_empty() && last == LastLink::Kept) {
@@ -259,16 +281,19 @@ impl Overlay {
                 at = found;
                 continue;
             }
-            links.push(found);
             target = self.readlink(found).await.map_err(|e| e.context(path))?;
-            if links.len() > LINKS_MAX {
-                return refused(format!("{path}: more than {LINKS_MAX} symbolic links"));
+            if links.len() >= LINKS_MAX {
+                return refused(links, format!("{path}: more than {LINKS_MAX} symbolic links"));
             }
+            links.push(found);
             if target.starts_with(b"/") {
-                let mountpoint = inner.mount.mountpoint();
-                let below =
-                    mountpoint.and_then(|place| paths::below(Path::new(OsStr::from_bytes(&target)), place.as_ref()));
-                let Some(below) = below else { return refused(via(&links, &target, OUTSIDE)) };
+                let place = inner.mount.mountpoint().unwrap_or_default();
+                let below = paths::below(Path::new(OsStr::from_bytes(&target)), place.as_ref());
+                let Some(below) = below.filter(|_| !place.is_empty()) else {
+                    let place = if place.is_empty() { "this mount" } else { &place };
+                    let why = via(&links, &target, &format!("which is not below {place}: {MEANT}"));
+                    return refused(links, why);
+                };
                 rest.extend(steps(&below));
                 above.clear();
                 at = Ino::ROOT;
@@ -276,8 +301,13 @@ impl Overlay {
                 rest.extend(steps(&target));
             }
         }
-        Ok(NamedObject { ino: at, links })
+        Ok(NamedObject { ino: at, links, unfollowed: None })
     }
+}
+
+/// Returns whether a lookup tells that there is no such path.
+fn names_nothing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::NameTooLong)
 }
 
 fn missing(path: impl fmt::Display) -> Error {
