@@ -19,11 +19,7 @@ pub fn dirty(path: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
 }
 
 fn not_in_pool(MountPath { entry, inner, prefix }: &MountPath, output: &Output) -> Result<Exit, Failure> {
-    let named = match resolved(entry, inner) {
-        // It leads out of the mount.
-        Err(failure) if failure.kind == FailureKind::Usage => return Err(failure),
-        named => named,
-    };
+    let named = as_understood(resolved(entry, inner), &entry.state.version, inner);
     let is_meant = |f: &DirtyFile| is_below(&f.path, inner) || named.as_ref().is_ok_and(|path| is_below(&f.path, path));
     let mut found = false;
     for reply in client::call(entry, &Request::Dirty)? {
@@ -47,9 +43,21 @@ fn not_in_pool(MountPath { entry, inner, prefix }: &MountPath, output: &Output) 
         output.table(&rows);
     }
     match named {
-        // A name that is removed, and not in the pool yet, is no mistake.
-        Err(failure) if !found => Err(failure),
+        // A name that is removed, and not in the pool yet, is no mistake. Of a link that leads out of the mount, only its
+        // own difference is listed.
+        Err(failure) if !found || failure.kind == FailureKind::Usage => Err(failure),
         _ => Ok(Exit::Done),
+    }
+}
+
+/// Returns a daemon's answer about a path. A daemon of another version may not know the request, which is a failure of the
+/// same kind as a link that leads out of the mount: then the path stands for its text.
+fn as_understood(answer: Result<String, Failure>, daemon: &str, inner: &str) -> Result<String, Failure> {
+    match answer {
+        Err(failure) if failure.kind == FailureKind::Usage && daemon != env!("CARGO_PKG_VERSION") => {
+            Ok(inner.to_owned())
+        }
+        answer => answer,
     }
 }
 
@@ -208,6 +216,15 @@ mod tests {
         assert!(is_below("/a/b", "a") && is_below("/a", "a") && is_below("/x", ""));
         assert!(!is_below("/ab", "a"));
         assert!(is_below("/a/b", "/a") && is_below("/x", "/"));
+    }
+
+    #[test]
+    fn a_daemon_of_another_version_need_not_know_how_to_follow_links() {
+        let answer = |daemon| as_understood(Err(Failure::usage("the request is not understood")), daemon, "a/f");
+        assert_eq!(answer("0.0.1").unwrap(), "a/f");
+        assert_eq!(answer(env!("CARGO_PKG_VERSION")).unwrap_err().kind, FailureKind::Usage);
+        let fails = |kind| as_understood(Err(Failure::new(kind, "")), "0.0.1", "a/f").unwrap_err().kind;
+        assert_eq!(fails(FailureKind::NoDaemon), FailureKind::NoDaemon);
     }
 
     #[test]
