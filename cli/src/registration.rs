@@ -25,17 +25,25 @@ pub struct Registration {
 pub fn mounts(mount: Option<&Path>) -> Result<Vec<RegisteredMount>, Failure> {
     let mut entries = all_mounts(mount)?;
     if mount.is_none() {
-        entries.retain(|entry| entry.supervisor_alive() || entry.worker_alive());
+        entries.retain(|entry| !entry.is_dead());
     }
     some(entries)
 }
 
-/// The same with mounts whose daemons are dead: for a verb whose success says that nothing is left to be done anywhere.
+/// The same with mounts whose daemons are dead: for a verb whose success says that nothing is left to be done anywhere. A
+/// dead cache node holds nothing of a job: it is left out.
 pub fn all_mounts(mount: Option<&Path>) -> Result<Vec<RegisteredMount>, Failure> {
     some(match mount {
         Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
-        None => registry::entries(),
+        None => job_mounts(),
     })
+}
+
+/// Returns all registered mounts at which a job may have left something to be done.
+pub fn job_mounts() -> Vec<RegisteredMount> {
+    let mut entries = registry::entries();
+    entries.retain(|entry| !(entry.is_dead() && entry.is_cache_node()));
+    entries
 }
 
 fn some(entries: Vec<RegisteredMount>) -> Result<Vec<RegisteredMount>, Failure> {

@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_tests::mount::{COMMAND, Mount, Options, content};
+use forebay_daemon::registry::Runtime;
+use forebay_tests::cache_node::Node;
+use forebay_tests::mount::{COMMAND, Mount, Options, Place, content};
 use forebay_tests::process::{Answer, Running, forebay, run, wait_until};
 use forebay_tests::scratch;
 use forebay_tests::servers::Server;
@@ -392,19 +394,24 @@ fn a_write_back_after_a_teardown_is_no_success() {
 /// Without `--mount`, a verb is for all mounts: one without a daemon may hold the results.
 #[test]
 fn a_mount_without_a_daemon_keeps_a_verb_from_success() {
-    let (serves, dead) = (slow(), Mount::manual());
-    // Only these two are registered for the commands of this script. Other tests run at the same time.
+    let (serves, dead, cached) = (slow(), Mount::manual(), Place::new());
+    // No job writes at a cache node.
+    let mut node = Node::of(&cached, &[]);
+    node.signal(libc::SIGKILL);
+    node.wait();
+    // Only these three are registered for the commands of this script. Other tests run at the same time.
     let script = "mount --make-rprivate /
         mkdir \"$0/registry\" && mount --bind /run/forebay \"$0/registry\"
         mount -t tmpfs -o mode=755 tmpfs /run/forebay
-        for at in \"$2\" \"$3\"; do
+        for at in \"$2\" \"$3\" \"$4\"; do
             mkdir -m 700 \"/run/forebay/$at\" && mount --bind \"$0/registry/$at\" \"/run/forebay/$at\"
         done
-        exec \"$1\" job \"${@:4}\"";
+        exec \"$1\" job \"${@:5}\"";
     let all = |words: &[&str]| {
         let mut command = std::process::Command::new("unshare");
         command.args(["--mount", "bash", "-euc", script]).arg(serves.place.at("")).arg(forebay());
-        command.args([&serves, &dead].map(|mount| mount.runtime().dir().file_name().unwrap().to_owned()));
+        let registered = [serves.runtime(), dead.runtime(), Runtime::of(&node.path())];
+        command.args(registered.map(|runtime| runtime.dir().file_name().unwrap().to_owned()));
         let answer = run(command.args(words), COMMAND);
         fs::remove_dir(serves.place.at("registry")).unwrap();
         answer
@@ -415,6 +422,23 @@ fn a_mount_without_a_daemon_keeps_a_verb_from_success() {
     for words in [&["stage-out", "j", "--wait", "60s"][..], &["teardown", "j"]] {
         all(words).refused(NO_DAEMON, &[&dead.place.mnt().display().to_string()]);
     }
+    // A verb that confirms nothing goes on at the other mount, and notes what it leaves out.
+    let place = dead.place.mnt().display().to_string();
+    let remedy = format!("forebay umount {place}");
+    for words in [&["begin", "k"][..], &["stage-in", "k", "--wait", "60s"], &["start", "k"]] {
+        all(words).refused(0, &["left out", &remedy]);
+    }
+    all(&["ready", "k"]).refused(NO_DAEMON, &[&remedy]);
+    // The mount without a daemon may know it.
+    all(&["start", "unknown"]).refused(NO_DAEMON, &[&place]);
+    all(&["begin", "l", "--stage-in", &format!("{place}/d")]).refused(NO_DAEMON, &[&place]);
     // What is left can still be processed by itself.
     job(&serves, "stage-out", &["--wait", "60s"]).ok();
+    // The entry of a cache node that is dead is cleared.
+    let cleared = || {
+        let mut command = std::process::Command::new(forebay());
+        run(command.arg("umount").arg(node.path()), COMMAND)
+    };
+    cleared().ok();
+    cleared().refused(NO_DAEMON, &["is under no forebay mount"]);
 }

@@ -27,28 +27,61 @@ pub fn run(command: AllocationCommand, output: &Output) -> Result<Exit, Failure>
         AllocationCommand::Begin(args) => begin(args, output),
         AllocationCommand::StageIn(args) => {
             let verb = |wait_ms| AllocationVerb::StageIn { wait_ms };
-            needed(&args.named, output, is_staged, |entry| waited(entry, &args, verb))
+            let at = VerbMounts::served(&args.named, output, |_| false)?;
+            needed(&args.named, at, output, is_staged, |entry| waited(entry, &args, verb))
         }
         AllocationCommand::Ready(args) => {
             let verb = |wait_ms| AllocationVerb::Ready { wait_ms };
-            needed(&args.named, output, is_staged, |entry| waited(entry, &args, verb))
+            needed(&args.named, VerbMounts::all(&args.named)?, output, is_staged, |entry| waited(entry, &args, verb))
         }
         AllocationCommand::Start(args) => start(args, output),
         AllocationCommand::End(named) => {
-            let (exit, _) = each(&named, output, is_done, |entry| send(entry, &named.id, AllocationVerb::End))?;
-            Ok(exit)
+            let at = VerbMounts::all(&named)?;
+            Ok(each(at.entries, output, is_done, |entry| send(entry, &named.id, AllocationVerb::End))?.0)
         }
         AllocationCommand::StageOut(args) => {
             let verb = |wait_ms| AllocationVerb::StageOut { wait_ms, is_settled: false };
-            let (exit, _) = each(&args.named, output, is_written_back, |entry| waited(entry, &args, verb))?;
-            Ok(exit)
+            let at = VerbMounts::all(&args.named)?;
+            Ok(each(at.entries, output, is_written_back, |entry| waited(entry, &args, verb))?.0)
         }
         AllocationCommand::Teardown(named) => {
             let verb =
                 |entry: &RegisteredMount| send(entry, &named.id, AllocationVerb::Teardown { gives_up_results: false });
-            let (exit, _) = each(&named, output, is_torn_down, verb)?;
-            Ok(exit)
+            Ok(each(VerbMounts::all(&named)?.entries, output, is_torn_down, verb)?.0)
         }
+    }
+}
+
+/// The mounts at which a verb is carried out.
+struct VerbMounts {
+    entries: Vec<RegisteredMount>,
+    /// One that is left out because its daemon is dead.
+    left_out: Option<RegisteredMount>,
+}
+
+impl VerbMounts {
+    /// All mounts. Those without a daemon fail: they may hold what the verb is about.
+    fn all(named: &JobNameArgs) -> Result<Self, Failure> {
+        Ok(Self { entries: registration::all_mounts(named.mount.as_deref())?, left_out: None })
+    }
+
+    /// The mounts that are served, for a verb whose success does not say that nothing is left to be done. Those without a
+    /// daemon are noted. `needs`: the verb names paths at this mount, so it fails without the daemon.
+    fn served(
+        named: &JobNameArgs,
+        output: &Output,
+        needs: impl Fn(&RegisteredMount) -> bool,
+    ) -> Result<Self, Failure> {
+        let Self { entries, .. } = Self::all(named)?;
+        let is_left_out = |entry: &RegisteredMount| named.mount.is_none() && entry.is_dead() && !needs(entry);
+        let (mut dead, entries): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_left_out);
+        if let (true, Some(entry)) = (entries.is_empty(), dead.first()) {
+            return Err(client::dead(entry));
+        }
+        for failure in dead.iter().map(client::dead) {
+            output.note(format!("forebay: left out: {failure}"));
+        }
+        Ok(Self { entries, left_out: dead.pop() })
     }
 }
 
@@ -114,7 +147,8 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
         false => targets::of(&PathArgs { paths, null: false }),
     };
     let (stage_in, stage_out) = (found(args.stage_in)?, found(args.stage_out)?);
-    let entries = registration::all_mounts(args.named.mount.as_deref())?;
+    let is_named = |entry: &RegisteredMount| stage_in.iter().chain(&stage_out).any(|target| is_of(target, entry));
+    let VerbMounts { entries, .. } = VerbMounts::served(&args.named, output, is_named)?;
     let strange = stage_in.iter().chain(&stage_out).find(|target| !entries.iter().any(|entry| is_of(target, entry)));
     if let Some(target) = strange {
         let place = target.entry.mountpoint().display();
@@ -129,7 +163,7 @@ fn begin(args: BeginArgs, output: &Output) -> Result<Exit, Failure> {
     let groups = named_user.map(identity::groups_of).transpose();
     let groups = groups.map_err(|e| Failure::io("cannot tell the groups of the job's user", &e))?;
     let invocation = (!args.command.is_empty()).then(|| registration::invocation(&args.command));
-    let begun = each(&args.named, output, is_done, |entry| {
+    let begun = each(entries, output, is_done, |entry| {
         let request = AllocationRequest {
             uid: args.uid,
             groups: groups.clone(),
@@ -155,7 +189,8 @@ fn start(args: StartArgs, output: &Output) -> Result<Exit, Failure> {
         (None, Some(job)) => Members::SlurmSteps { job },
         (None, None) => Members::Processes(args.pid),
     };
-    needed(&args.named, output, is_done, |entry| {
+    let at = VerbMounts::served(&args.named, output, |_| false)?;
+    needed(&args.named, at, output, is_done, |entry| {
         send(entry, &args.named.id, AllocationVerb::Start { members: members.clone() })
     })
 }
@@ -180,28 +215,31 @@ fn waited(
 /// Carries out a verb that needs an allocation: it is a mistake if no mount knows it.
 fn needed(
     named: &JobNameArgs,
+    at: VerbMounts,
     output: &Output,
     exit: impl Fn(&Allocation) -> Exit,
     verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<Exit, Failure> {
-    let (exit, found) = each(named, output, exit, verb)?;
+    let (exit, found) = each(at.entries, output, exit, verb)?;
     if !found && exit == Exit::Done {
+        if let Some(entry) = &at.left_out {
+            return Err(client::dead(entry));
+        }
         return Err(Failure::usage(format!("there is no allocation `{}`", shown(&named.id)))
             .remedy(format!("forebay job begin {}", shown(&named.id))));
     }
     Ok(exit)
 }
 
-/// Carries out a verb at each mount. Returns whether any of them knows the allocation. A mount without a daemon is a
-/// failure: it may hold what the verb is about.
+/// Carries out a verb at each mount. Returns whether any of them knows the allocation.
 fn each(
-    named: &JobNameArgs,
+    entries: Vec<RegisteredMount>,
     output: &Output,
     exit: impl Fn(&Allocation) -> Exit,
     verb: impl Fn(&RegisteredMount) -> Result<Option<Allocation>, Failure>,
 ) -> Result<(Exit, bool), Failure> {
     let mut found = false;
-    let exit = targets::each(registration::all_mounts(named.mount.as_deref())?, output, |entry| {
+    let exit = targets::each(entries, output, |entry| {
         let Some(allocation) = verb(&entry)? else { return Ok(Exit::Done) };
         found = true;
         present(entry.mountpoint(), &allocation, output);

@@ -30,7 +30,7 @@ use super::view;
 use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::targets;
+use crate::{registration, targets};
 use crate::values::shown;
 
 /// Time that is left to a daemon for its last answer.
@@ -329,7 +329,7 @@ fn destroy(staged: &StagedJob, entries: Vec<RegisteredMount>, left: Duration) ->
 fn entries(args: &HookArgs) -> Result<Vec<RegisteredMount>, Failure> {
     let entries: Vec<RegisteredMount> = match &args.mount {
         Some(path) => targets::meant(Some(path))?.into_iter().map(|place| place.entry).collect(),
-        None => registry::entries(),
+        None => registration::job_mounts(),
     };
     if entries.is_empty() {
         return Err(Failure::new(FailureKind::NoDaemon, "there is no forebay mount on this node")

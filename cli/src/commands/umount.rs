@@ -6,7 +6,7 @@ use forebay_api::operator::{FlushRequest, Status};
 use forebay_daemon::multi_mount::MultiMountRoot;
 use forebay_daemon::protocol::Request;
 use forebay_daemon::registry::{self, RegisteredMount};
-use forebay_daemon::{Failure, FailureKind, cache_node, client, mounts, paths, unmount};
+use forebay_daemon::{Failure, FailureKind, client, mounts, paths, unmount};
 
 use super::multi_mount;
 use super::transfer::FLUSH;
@@ -31,7 +31,14 @@ pub fn run(args: &UmountArgs, output: &Output) -> Result<Exit, Failure> {
         Err(_) if mounts::is_ours(&place) => None,
         Err(failure) => return Err(failure),
     };
-    if let Some(entry) = entry.as_ref().filter(|entry| entry.mountpoint().starts_with(cache_node::ROOT)) {
+    if let Some(entry) = entry.as_ref().filter(|entry| entry.is_cache_node()) {
+        if entry.is_dead() {
+            if !args.dry_run {
+                entry.runtime.remove_if_over(&entry.state);
+            }
+            tell(entry.mountpoint(), None, args.dry_run, output);
+            return Ok(Exit::Done);
+        }
         let pid = entry.state.supervisor.pid;
         return Err(Failure::usage(format!("{} is a cache node, and nothing is mounted there", place.display()))
             .remedy(format!("`kill {pid}` ends it, once the requests under way are answered")));

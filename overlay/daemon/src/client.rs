@@ -106,7 +106,7 @@ fn connect(entry: &RegisteredMount) -> Result<UnixStream, Failure> {
                 )
                 .remedy("run the command as the user who mounted it"));
             }
-            Err(_) if !entry.supervisor_alive() && !entry.worker_alive() => return Err(dead(entry)),
+            Err(_) if entry.is_dead() => return Err(dead(entry)),
             Err(_) if Instant::now() < deadline => std::thread::sleep(PAUSE),
             Err(errno) => return Err(silent(entry, errno)),
         }
@@ -125,8 +125,11 @@ fn attempt(entry: &RegisteredMount) -> Result<UnixStream, Errno> {
 /// Returns the failure for a mount whose daemon is dead.
 pub fn dead(entry: &RegisteredMount) -> Failure {
     let mountpoint = entry.mountpoint().display();
-    Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is not running"))
-        .remedy(format!("{}   (changes that are not flushed are safe in the fast pool)", entry.state.command))
+    Failure::new(FailureKind::NoDaemon, format!("the daemon of {mountpoint} is not running")).remedy(format!(
+        "{}   (changes that are not flushed are safe in the fast pool); or, if it is not needed any more: `forebay umount \
+         {mountpoint}`",
+        entry.state.command
+    ))
 }
 
 fn silent(entry: &RegisteredMount, errno: Errno) -> Failure {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::MountConfig;
 use super::protocol::remedy_for;
-use super::{Failure, FailureKind, mounts, paths};
+use super::{Failure, FailureKind, cache_node, mounts, paths};
 pub use forebay_system::process::Process;
 
 /// The phase of a mount.
@@ -242,6 +242,16 @@ impl RegisteredMount {
 
     pub fn worker_alive(&self) -> bool {
         self.state.worker.is_some_and(|w| w.is_alive())
+    }
+
+    /// Returns whether neither the supervisor nor the worker runs.
+    pub fn is_dead(&self) -> bool {
+        !self.supervisor_alive() && !self.worker_alive()
+    }
+
+    /// Returns whether it is a cache node: nothing is mounted, and no job writes there.
+    pub fn is_cache_node(&self) -> bool {
+        self.mountpoint().starts_with(cache_node::ROOT)
     }
 }
 
