@@ -1,7 +1,7 @@
 //! Directories that outlive their jobs, on this node: scratch directories that no allocation owns.
 
-use std::fs::File;
-use std::os::unix::fs::symlink;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use forebay_daemon::registry::RegisteredMount;
@@ -33,21 +33,49 @@ fn found(uid: u32, name: &str, entries: &[RegisteredMount]) -> Result<Option<(Re
     Ok(None)
 }
 
-/// Excludes other jobs of this node while a job opens or destroys directories, until the returned file is closed. A hook
-/// that waits too long for it is ended by its time limit.
-fn alone(records: &Path) -> Result<File, Failure> {
-    let failed = |e: std::io::Error| Failure::io(records.display(), &e);
-    let dir = File::open(records).map_err(failed)?;
-    rustix::fs::flock(&dir, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
-    Ok(dir)
+/// Excludes other jobs of one user on this node while a job opens or destroys directories.
+#[derive(Debug)]
+pub(super) struct UserExclusion {
+    path: PathBuf,
+    /// Has the lock until it is closed.
+    _file: File,
+}
+
+impl UserExclusion {
+    /// Waits for the other jobs. A hook that waits too long is ended by its time limit.
+    pub(super) fn wait(records: &Path, uid: u32) -> Result<Self, Failure> {
+        let path = records.join(format!("persistent-{uid}.lock"));
+        let failed = |e: std::io::Error| Failure::io(path.display(), &e);
+        let id = |file: Metadata| (file.dev(), file.ino());
+        loop {
+            let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+            let file = file.map_err(failed)?;
+            rustix::fs::flock(&file, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+            let locked = id(file.metadata().map_err(failed)?);
+            // The job that had the lock has removed its file.
+            if std::fs::symlink_metadata(&path).is_ok_and(|present| id(present) == locked) {
+                return Ok(Self { path, _file: file });
+            }
+        }
+    }
+}
+
+impl Drop for UserExclusion {
+    fn drop(&mut self) {
+        // While the lock is held. What stays is locked by the next job.
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 impl StagedJob {
     /// Creates the directories that a job asks for, and finds those that it uses. Its record is stored before: from then
     /// on, no other job destroys what it asks for.
     pub fn open_persistent(&self, entry: &RegisteredMount, entries: &[RegisteredMount]) -> Result<(), Failure> {
-        let _alone = alone(&self.records)?;
-        let asked = self.record.request.staging.persistent.clone();
+        let asked = &self.record.request.staging.persistent;
+        if !asked.is_needed() {
+            return Ok(());
+        }
+        let _alone = UserExclusion::wait(&self.records, self.job.uid)?;
         for PersistentDir { name, bytes, access } in &asked.create {
             if *access == DirectoryAccess::Striped && self.node.nodes > 1 {
                 let what = format!(
@@ -84,7 +112,7 @@ impl StagedJob {
             return Vec::new();
         }
         let destroyed = |name: &String| -> Result<(), Failure> {
-            let _alone = alone(&self.records)?;
+            let _alone = UserExclusion::wait(&self.records, self.job.uid)?;
             if let Some(user) = self.other_user_of(name)? {
                 return Err(Failure::new(FailureKind::Busy, format!("job {user} uses it on node {}", self.node.name)));
             }

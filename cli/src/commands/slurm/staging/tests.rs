@@ -1,4 +1,7 @@
+use forebay_daemon::FailureKind;
+use forebay_daemon::registry::{MountState, Phase, Process, Runtime};
 use forebay_slurm::directives::{DirectoryAccess, PersistentDir, PersistentRequest, StagingRequest};
+use rustix::fs::FlockOperation;
 
 use super::*;
 
@@ -49,4 +52,45 @@ fn a_job_whose_prolog_has_not_ended_uses_its_persistent_directories() {
     assert_eq!(ends.other_user_of(&"old".to_owned()).unwrap(), None);
     let told = ends.destroy_persistent(&[]);
     assert!(told.is_empty(), "a job that was not staged destroys nothing: {told:?}");
+}
+
+/// A mount at which nothing is served.
+fn unserved() -> RegisteredMount {
+    let config = serde_json::json!({
+        "pool": "/no/pool", "mountpoint": "/no/mnt", "fast": [], "read_only": false, "immutable": false, "allow_other": false,
+    });
+    let config = serde_json::from_value(config).unwrap();
+    let supervisor = Process::current();
+    let state = MountState {
+        version: "0".into(),
+        config,
+        supervisor,
+        worker: None,
+        phase: Phase::Serving,
+        since_unix: 0,
+        restarts: 0,
+        last_exit: None,
+        command: String::new(),
+    };
+    RegisteredMount { runtime: Runtime::at("/no/runtime".into()), state }
+}
+
+#[test]
+fn a_job_waits_only_for_jobs_of_its_user_that_use_persistent_directories() {
+    let records = tempfile::tempdir().unwrap();
+    let uses = || PersistentRequest { uses: vec!["set".into()], ..PersistentRequest::default() };
+    let opened = |id: &str, uid, persistent| {
+        begun(id, uid, persistent, records.path()).open_persistent(&unserved(), &[]).map_err(|failure| failure.kind)
+    };
+    let of_another_job = persistent::UserExclusion::wait(records.path(), 65534).unwrap();
+    assert_eq!(opened("1", 65534, PersistentRequest::default()), Ok(()), "it uses none");
+    assert_eq!(opened("2", 1, uses()), Err(FailureKind::Missing), "it waits for no job of another user");
+    let path = records.path().join("persistent-65534.lock");
+    let lock = std::fs::File::open(&path).unwrap();
+    let taken = || rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(taken(), Err(rustix::io::Errno::WOULDBLOCK));
+    drop(of_another_job);
+    assert_eq!(opened("3", 65534, uses()), Err(FailureKind::Missing));
+    assert_eq!(taken(), Ok(()));
+    assert!(!path.exists(), "nothing is left of it");
 }
