@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use forebay_tests::mount::{COMMAND, Mount};
-use forebay_tests::process::{Answer, forebay, run};
+use forebay_tests::process::{Answer, forebay, run, wait_until};
 use forebay_tests::scratch::{job, listed, scratch};
 use forebay_tests::servers::slurm::directives::{self, USER, names, script};
 use serde_json::Value;
@@ -69,6 +69,14 @@ impl Node {
 
     fn report(&self) -> Value {
         serde_json::from_slice(&fs::read(self.exchange().join("job.7/node.n1.json")).unwrap()).unwrap()
+    }
+
+    /// The controller tells that the job succeeded.
+    fn tell_success(&self) {
+        let request: Value =
+            serde_json::from_slice(&fs::read(self.exchange().join("job.7/request.json")).unwrap()).unwrap();
+        let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": "succeeded" });
+        fs::write(self.exchange().join("job.7/outcome.json"), outcome.to_string()).unwrap();
     }
 
     fn committed(&self) -> String {
@@ -145,12 +153,26 @@ fn an_epilog_that_is_repeated_discards_no_results_of_which_the_fate_is_unknown()
         assert_eq!(node.report()["progress"], "results-missing");
     }
     assert_eq!(names(&node.records()), ["7.json"], "nothing else is kept of it");
-    // The controller tells at last.
-    let request: Value =
-        serde_json::from_slice(&fs::read(node.exchange().join("job.7/request.json")).unwrap()).unwrap();
-    let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": "succeeded" });
-    fs::write(node.exchange().join("job.7/outcome.json"), outcome.to_string()).unwrap();
+    node.tell_success();
     node.hook("epilog", &[]).ok();
+    assert_eq!(node.committed(), "result");
+}
+
+#[test]
+fn a_repeated_epilog_destroys_a_persistent_directory_that_was_in_use() {
+    let create = "#DW create_persistent name=set capacity=1MiB access_mode=private pool=forebay";
+    let node = Node::new(&[RESULT[0], RESULT[1], "#DW fb when=success", create, "#DW destroy_persistent name=set"]);
+    node.hook("prolog", &[]).ok();
+    node.write();
+    // Another job of the user asks for the same.
+    fs::copy(node.records().join("7.json"), node.records().join("8.json")).unwrap();
+    let answer = node.hook("epilog", &[]).ok();
+    assert!(answer.err.contains("job 8 uses it"), "{answer}");
+    assert_eq!(listed(&node.mount).len(), 2);
+    fs::remove_file(node.records().join("8.json")).unwrap();
+    node.tell_success();
+    node.hook("epilog", &[]).ok();
+    wait_until("it is destroyed", || listed(&node.mount).is_empty());
     assert_eq!(node.committed(), "result");
 }
 

@@ -30,8 +30,8 @@ use super::view;
 use crate::args::{HookArgs, SlurmCommand};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::{registration, targets};
 use crate::values::shown;
+use crate::{registration, targets};
 
 /// Time that is left to a daemon for its last answer.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -282,9 +282,11 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             Ok(notes) => notes.iter().map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],
         };
+        let mut is_destroyed = false;
         if outcome.is_ok() {
             let kept = destroy(&staged, entries, (begun + args.within).saturating_duration_since(Instant::now()));
             kept.iter().for_each(|why| output.note(format!("forebay: {}: {why}", job.allocation())));
+            is_destroyed = kept.is_empty();
             reasons.extend(kept);
         }
         if fate == ResultsFate::Refused {
@@ -292,7 +294,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
         // Without its record, an epilog that is repeated does not know what to commit.
         let kept = match keeps_results && staged.record.is_staged {
-            true => staged.retain(outcome.is_ok()),
+            true => staged.retain(is_destroyed),
             false => staged.forget(),
         };
         if let Err(failure) = kept {
