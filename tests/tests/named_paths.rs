@@ -110,10 +110,13 @@ async fn a_link_that_names_nothing_stands_for_itself() {
         let flushed = flush_of(&overlay, name).await;
         assert_eq!((flushed.refused, flushed.failed), (None, 0), "{name}: {flushed:?}");
         assert!(in_pool(&fixture, name).is_some(), "{name}");
-        assert_eq!(overlay.follow_links(&pool_path(name)).await.unwrap().trim_start_matches('/'), match name {
-            "four" => "one",
-            name => name,
-        });
+        assert_eq!(
+            overlay.follow_links(&pool_path(name)).await.unwrap().trim_start_matches('/'),
+            match name {
+                "four" => "one",
+                name => name,
+            }
+        );
         assert_eq!(stage(&overlay, name).await.1, Vec::new(), "{name}");
         // A path that goes on after the link is a mistake.
         let below = flush_of(&overlay, &format!("{name}/below")).await;

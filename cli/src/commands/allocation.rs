@@ -67,11 +67,7 @@ impl VerbMounts {
 
     /// The mounts that are served, for a verb whose success does not say that nothing is left to be done. Those without a
     /// daemon are noted. `needs`: the verb names paths at this mount, so it fails without the daemon.
-    fn served(
-        named: &JobNameArgs,
-        output: &Output,
-        needs: impl Fn(&RegisteredMount) -> bool,
-    ) -> Result<Self, Failure> {
+    fn served(named: &JobNameArgs, output: &Output, needs: impl Fn(&RegisteredMount) -> bool) -> Result<Self, Failure> {
         let Self { entries, .. } = Self::all(named)?;
         let is_left_out = |entry: &RegisteredMount| named.mount.is_none() && entry.is_dead() && !needs(entry);
         let (mut dead, entries): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_left_out);

@@ -148,8 +148,8 @@ impl Overlay {
             // A name that cannot be looked up, because the pool does not answer, may be a pattern for names that are known.
             let Ok(found) = probed else {
                 let glob = GlobBuilder::new(&names[at..].join("/")).literal_separator(true).build();
-                let glob = glob
-                    .map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
+                let glob =
+                    glob.map_err(|e| Error::new(ErrorKind::InvalidInput, Side::Application, format!("{typed}: {e}")))?;
                 return Ok((parse_path(&names[..at].join("/"))?, Some(glob.compile_matcher())));
             };
             found.whole()?;
