@@ -102,9 +102,13 @@ async fn a_link_that_leads_out_of_the_mount_is_flushed_and_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_that_names_nothing_stands_for_itself() {
     let fixture = Fixture::new();
+    fixture.mkdir("run").await;
     fixture.put("plain", b"1").await;
     let overlay = fixture.open().await;
     overlay.set_mount("/mnt/data", false);
+    link(&overlay, Ino::ROOT, "current", "run").await;
+    assert_eq!(flush_of(&overlay, "current/typo").await.refused, Some(libc::ENOENT));
+    assert_eq!(stage(&overlay, "current/typo").await.1.len(), 1);
     for (name, target) in [("one", "nowhere"), ("two", "/mnt/data/no/where"), ("three", "plain/f"), ("four", "one")] {
         link(&overlay, Ino::ROOT, name, target).await;
         let flushed = flush_of(&overlay, name).await;
@@ -118,7 +122,7 @@ async fn a_link_that_names_nothing_stands_for_itself() {
             }
         );
         assert_eq!(stage(&overlay, name).await.1, Vec::new(), "{name}");
-        // A path that goes on after the link is a mistake.
+        // A path that goes on after a link is a mistake.
         let below = flush_of(&overlay, &format!("{name}/below")).await;
         assert_eq!(below.refused, Some(libc::ENOENT), "{name}: {below:?}");
         assert!(below.message.is_some_and(|why| why.contains("there is no such path")), "{name}");

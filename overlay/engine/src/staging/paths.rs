@@ -253,6 +253,7 @@ impl Overlay {
             Ok(NamedObject { ino: links.last().copied().unwrap_or(Ino::ROOT), links, unfollowed })
         };
         while let Some(name) = rest.pop() {
+            let is_of_link = rest.len() >= left;
             left = left.min(rest.len());
             if *name == *b".." {
                 let Some(dir) = above.pop() else {
@@ -264,14 +265,14 @@ impl Overlay {
             }
             let found = match self.step(at, &name, ask).await {
                 Ok(found) => found,
-                Err(e) if !links.is_empty() && names_nothing(&e) => None,
+                Err(e) if is_of_link && names_nothing(&e) => None,
                 Err(e) => return Err(e.context(path)),
             };
             let Some(found) = found else {
                 return match links.last().copied() {
                     None => Err(missing(path)),
                     // The path ends with a link that names nothing.
-                    Some(link) if left == 0 => Ok(NamedObject { ino: link, links, unfollowed: None }),
+                    Some(link) if is_of_link && left == 0 => Ok(NamedObject { ino: link, links, unfollowed: None }),
                     Some(_) => Err(missing(format!("{path}: {}", via(&links, &target, "and there is no such path")))),
                 };
             };
