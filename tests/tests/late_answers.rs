@@ -1,7 +1,7 @@
 //! Answers of the pool that arrive after later questions were answered: what is newer stays.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -256,4 +256,70 @@ async fn a_stage_waits_for_the_answers_of_a_slow_pool() {
     slow.0.store(false, Ordering::Relaxed);
     assert_eq!(read(&overlay, "d/f").await.unwrap(), "Changed");
     assert_eq!(read(&overlay, "d/g").await.unwrap(), "made");
+}
+
+/// SEMANTICS 9: "Names and attributes lag behind the pool by at most `metadata-ttl`."
+#[tokio::test(flavor = "multi_thread")]
+async fn new_names_are_seen_although_each_answer_of_the_pool_is_slow() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("d/f", b"old").await;
+    let slow = SlowStats::default();
+    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), slow.clone()));
+    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    // A listing of a directory that changed just before does not say that a name is absent.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let dir = find(&overlay, "d").await;
+    let names = async || -> Vec<Vec<u8>> {
+        let listed = overlay.read_dir(dir).await.unwrap();
+        listed.entries.iter().map(|entry| entry.name.to_vec()).collect()
+    };
+    assert_eq!(names().await, [b"f"]);
+    slow.0.store(true, Ordering::Relaxed);
+    fixture.put("d/g", b"made").await;
+    find(&overlay, "d/g").await;
+    fixture.put("d/h", b"made").await;
+    let mut now = names().await;
+    now.sort();
+    assert_eq!(now, [b"f", b"g", b"h"]);
+}
+
+/// Counts the listings.
+#[derive(Clone, Default)]
+struct CountedLists(Arc<AtomicUsize>);
+
+impl Around for CountedLists {
+    fn around<'a, T: PoolAnswer>(
+        &'a self,
+        call: PoolCall<'a>,
+        inner: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        if call.kind == CallKind::List {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        inner
+    }
+}
+
+/// The listing of a directory confirms the directories in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_of_a_known_tree_lists_only_directories_that_changed() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    for dir in ["d/a", "d/b", "d/c"] {
+        fixture.mkdir(dir).await;
+        fixture.put(&format!("{dir}/f"), b"x").await;
+    }
+    let lists = CountedLists::default();
+    let pool = Arc::new(Decorated::with(fixture.metrics.clone(), lists.clone()));
+    let overlay = Overlay::open(Options { pool, ..fixture.options() }).await.unwrap();
+    // A directory that changed just before it was listed is listed again anyway.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(stage(&overlay, "d").await.1, Vec::new());
+    let before = lists.0.load(Ordering::Relaxed);
+    assert!(before >= 4, "{before}");
+    fixture.put("d/made", b"y").await;
+    let (staged, failed) = stage(&overlay, "d").await;
+    assert_eq!((staged.files, failed), (4, Vec::new()));
+    assert_eq!(lists.0.load(Ordering::Relaxed) - before, 1);
 }

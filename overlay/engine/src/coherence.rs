@@ -156,12 +156,25 @@ impl Inner {
         }
     }
 
-    /// Returns whether the catalog has all names of a directory: the directory's version was confirmed since that
-    /// moment or within `ttl`, and all names were listed at this version. While the daemon's own calls change the
-    /// directory, its version says nothing about changes by other clients.
-    fn lists_all(&self, state: &NodeState, since: QueryStamp, ttl: Duration) -> bool {
-        let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
-        confirmed && is_listed_whole(state)
+    /// Returns whether the catalog has all names of a directory: the directory's version was confirmed as `age` requires,
+    /// and all names were listed at this version. If a slow pool or the daemon's own calls left the version unconfirmed,
+    /// other clients may have made names. `since`: a moment before [`Self::revalidate`].
+    fn lists_all(&self, dir: &Node, age: Age, since: QueryStamp) -> bool {
+        let never_changes = self.policy_of(dir).consistency == Consistency::Immutable && !matches!(age, Age::Purge(_));
+        let max_age = self.names_max_age(dir, age);
+        // Before the lock: it looks at the directory above.
+        let is_shown = never_changes || self.listed_since(dir, max_age);
+        let state = dir.state.lock();
+        let is_confirmed = state.validated.is_some_and(|at| at >= since.at() || at.elapsed() < max_age);
+        (is_shown || is_confirmed) && is_listed_whole(&state)
+    }
+
+    /// Returns how old an answer of the pool on the names of a directory may be.
+    fn names_max_age(&self, dir: &Node, age: Age) -> Duration {
+        match age {
+            Age::Since(moment) | Age::Purge(moment) => moment.elapsed(),
+            Age::Metadata | Age::Open | Age::Now => self.policy_of(dir).metadata_ttl,
+        }
     }
 
     /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
@@ -192,11 +205,11 @@ impl Inner {
         }
         // Only then a listing tells that a name is absent.
         let show_all = self.pool.capabilities().listings.show_all();
+        if show_all && self.lists_all(dir, Age::Metadata, asked) {
+            return here();
+        }
         let list_whole = {
             let mut state = dir.state.lock();
-            if show_all && self.lists_all(&state, asked, ttl) {
-                return here();
-            }
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
             let listed = show_all
