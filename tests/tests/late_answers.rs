@@ -323,3 +323,24 @@ async fn a_stage_of_a_known_tree_lists_only_directories_that_changed() {
     assert_eq!((staged.files, failed), (4, Vec::new()));
     assert_eq!(lists.0.load(Ordering::Relaxed) - before, 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_fetches_the_present_version_while_another_directory_is_moved() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.mkdir("other").await;
+    fixture.put("d/f", b"old").await;
+    let (overlay, held) = open_held(&fixture).await;
+    assert_eq!(stage(&overlay, "d/f").await.1, Vec::new());
+    rename(&overlay, "other", "moved").await.unwrap();
+    held.hold(1, |call| call.kind == CallKind::Rename);
+    let again = overlay.clone();
+    let flushing = tokio::spawn(async move { flushed(&again).await });
+    held.until_waiting(1).await;
+    fixture.memory.write_at(&pool_path("d/f"), 0, Bytes::from_static(b"new")).await.unwrap();
+    let (staged, failed) = stage(&overlay, "d/f").await;
+    assert_eq!((staged.files, failed), (1, Vec::new()));
+    assert_eq!(read(&overlay, "d/f").await.unwrap(), "new");
+    held.release();
+    flushing.await.unwrap();
+}

@@ -361,12 +361,23 @@ impl Inner {
         if matches!(age, Age::Metadata | Age::Since(_) | Age::Purge(_)) && self.listed_since(&node, allowed) {
             return Ok(true);
         }
+        // What was requested of the present state is not done with an older one, however long the answer takes: the pool's
+        // own deadline limits it. Of the moves of directories, only those above the object matter then.
+        let must_know = matches!(age, Age::Since(_));
+        let watched = link.as_ref().filter(|_| must_know).map(|(dir, _)| self.watch(*dir));
+        let path_holds = || watched.as_ref().is_some_and(NameQuery::path_holds);
+        let by_path = path_holds();
+        let asked = if by_path { asked.of_object() } else { asked };
         let in_doubt = asked.is_quiet() && self.is_in_doubt(ino)?;
         // A step counts as under way before its call is recorded. So a doubt that belongs to a step which runs shows here,
         // and its end, which may take minutes, is not waited for.
-        let now = if in_doubt { self.asked(&node.state.lock()) } else { asked };
+        let now = match in_doubt {
+            true if path_holds() => self.asked(&node.state.lock()).of_object(),
+            true => self.asked(&node.state.lock()),
+            false => asked,
+        };
         if age != Age::Now && !now.is_quiet() {
-            // An own call is changing the object: no answer would count, and the catalog has what was sent.
+            // An own call is changing the object or its path: no answer would count, and the catalog has what was sent.
             return Ok(age == Age::Metadata || !waits || !now.is_object_changing() || self.pool_calls.health.is_slow());
         }
         if in_doubt && now.is_quiet() {
@@ -384,9 +395,6 @@ impl Inner {
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
-        // What was requested of the present state is not done with an older one, however long the answer takes: the pool's
-        // own deadline limits it.
-        let must_know = matches!(age, Age::Since(_));
         if !must_know && !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
             return Ok(true);
         }
@@ -412,6 +420,9 @@ impl Inner {
                 question.await
             }
         };
+        if by_path && !path_holds() {
+            return Ok(false);
+        }
         match answer {
             Ok(stat) => {
                 let counts = self.news(ino, link.as_ref(), &stat, asked).await?;
