@@ -344,3 +344,31 @@ async fn a_stage_fetches_the_present_version_while_another_directory_is_moved() 
     held.release();
     flushing.await.unwrap();
 }
+
+/// The name was away when the pool read the directory. That the object was confirmed under its other name says nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_does_not_forget_one_of_several_names_that_was_confirmed_since_it_began() {
+    let fixture = Fixture::new();
+    fixture.mkdir("d").await;
+    fixture.put("d/f", b"x").await;
+    let (g, away) = (pool_path("d/g"), pool_path("away"));
+    fixture.memory.link(&pool_path("d/f"), &g).await.unwrap();
+    let (overlay, held) = open_held(&fixture).await;
+    let (dir, ino) = (find(&overlay, "d").await, find(&overlay, "d/f").await);
+    assert_eq!(find(&overlay, "d/g").await, ino);
+    fixture.memory.rename(&g, &away, RenameMode::NoReplace).await.unwrap();
+    held.hold_answers(1, |call| call.kind == CallKind::List);
+    let overtaking = async {
+        held.until_waiting(1).await;
+        fixture.memory.rename(&away, &g, RenameMode::NoReplace).await.unwrap();
+        assert_eq!(find(&overlay, "d/g").await, ino);
+        held.release();
+    };
+    let listed = tokio::join!(overlay.read_dir(dir), overtaking).0.unwrap();
+    let mut names: Vec<_> = listed.entries.iter().map(|entry| entry.name.to_vec()).collect();
+    names.sort();
+    assert_eq!(names, [b"f", b"g"]);
+    // A name that is really gone is forgotten.
+    fixture.memory.remove(&g, &Expected::Anything).await.unwrap();
+    assert_eq!(overlay.read_dir(dir).await.unwrap().entries.len(), 1);
+}

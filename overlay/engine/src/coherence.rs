@@ -126,6 +126,7 @@ impl Inner {
         else {
             return self.revalidate(ino, Age::Metadata).await;
         };
+        let watched = self.watch(name.0);
         let path = self.pool_path_of(name.0, &name.1)?;
         let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
             self.pool_calls.health.note_slow();
@@ -135,12 +136,16 @@ impl Inner {
             Ok(stat) => {
                 let same = node.state.lock().record.is_object(&stat);
                 match same {
-                    true => self.news(ino, Some(name), &stat, asked).await.map(drop),
-                    false => self.parted(ino, name, Some(&stat), asked),
+                    true => {
+                        // An earlier question may have been answered while the name was away.
+                        self.pool_calls.watches.name_found(name.0, &name.1, watched.began());
+                        self.news(ino, Some(name), &stat, asked).await.map(drop)
+                    }
+                    false => self.parted(ino, name, Some(&stat), asked, &watched),
                 }
             }
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {
-                self.parted(ino, name, None, asked)
+                self.parted(ino, name, None, asked, &watched)
             }
             Err(e) if e.tells_nothing() => Ok(()),
             Err(e) => Err(e.context(&path)),
@@ -454,13 +459,14 @@ impl Inner {
         }
         for link in names {
             let asked = self.asked(&node.state.lock());
+            let watched = self.watch(link.0);
             let path = self.pool_path_of(link.0, &link.1)?;
             let there = match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => Some(stat),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
                 Err(e) => return Err(e.context(path)),
             };
-            match self.parted(ino, &link, there.as_ref(), asked) {
+            match self.parted(ino, &link, there.as_ref(), asked, &watched) {
                 // The name that the caller asked about was already checked, so a stale name is no error here.
                 Err(e) if e.is(ErrorKind::Stale) => {}
                 other => other?,

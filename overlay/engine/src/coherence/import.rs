@@ -319,12 +319,23 @@ impl Inner {
         txn.reap(ino)
     }
 
-    /// Handles one of several names of an inode that now stands for nothing, or for another object: `there`.
-    pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: QueryStamp) -> Result<()> {
+    /// Handles one of several names of an inode that now stands for nothing, or for another object: `there`. `watched`: the
+    /// question about the name. An answer on the object says nothing about the name.
+    pub(super) fn parted(
+        &self,
+        ino: Ino,
+        link: &Link,
+        there: Option<&Stat>,
+        asked: QueryStamp,
+        watched: &NameQuery<'_>,
+    ) -> Result<()> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         let same = there.is_some_and(|stat| record.is_object(stat));
         if same || !record.pool_links.contains(link) || !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        if there.is_none() && watched.was_found(&link.1) {
             return Ok(());
         }
         match there {
