@@ -372,6 +372,7 @@ impl Inner {
         let watched = link.as_ref().filter(|_| must_know).map(|(dir, _)| self.watch(*dir));
         let path_holds = || watched.as_ref().is_some_and(NameQuery::path_holds);
         let by_path = path_holds();
+        let was_moved = || by_path && !path_holds();
         let asked = if by_path { asked.of_object() } else { asked };
         let in_doubt = asked.is_quiet() && self.is_in_doubt(ino)?;
         // A step counts as under way before its call is recorded. So a doubt that belongs to a step which runs shows here,
@@ -396,6 +397,7 @@ impl Inner {
             }
         }
         let path = match self.pool_path(ino) {
+            Err(_) if was_moved() => return Ok(false),
             Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
@@ -425,7 +427,7 @@ impl Inner {
                 question.await
             }
         };
-        if by_path && !path_holds() {
+        if was_moved() {
             return Ok(false);
         }
         match answer {
