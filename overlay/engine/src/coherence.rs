@@ -126,6 +126,7 @@ impl Inner {
         else {
             return self.revalidate(ino, Age::Metadata).await;
         };
+        let watched = self.watch(name.0);
         let path = self.pool_path_of(name.0, &name.1)?;
         let Ok(answer) = timeout(CONFIRM_WITHIN, self.ask(self.pool.stat(&path))).await else {
             self.pool_calls.health.note_slow();
@@ -135,12 +136,16 @@ impl Inner {
             Ok(stat) => {
                 let same = node.state.lock().record.is_object(&stat);
                 match same {
-                    true => self.news(ino, Some(name), &stat, asked).await.map(drop),
-                    false => self.parted(ino, name, Some(&stat), asked),
+                    true => {
+                        // An earlier question may have been answered while the name was away.
+                        self.pool_calls.watches.name_found(name.0, &name.1, watched.began());
+                        self.news(ino, Some(name), &stat, asked).await.map(drop)
+                    }
+                    false => self.parted(ino, name, Some(&stat), asked, &watched),
                 }
             }
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {
-                self.parted(ino, name, None, asked)
+                self.parted(ino, name, None, asked, &watched)
             }
             Err(e) if e.tells_nothing() => Ok(()),
             Err(e) => Err(e.context(&path)),
@@ -156,12 +161,25 @@ impl Inner {
         }
     }
 
-    /// Returns whether the catalog has all names of a directory: the directory's version was confirmed since that
-    /// moment or within `ttl`, and all names were listed at this version. While the daemon's own calls change the
-    /// directory, its version says nothing about changes by other clients.
-    fn lists_all(&self, state: &NodeState, since: QueryStamp, ttl: Duration) -> bool {
-        let confirmed = self.still_holds(since, state) || state.validated.is_some_and(|at| at.elapsed() < ttl);
-        confirmed && is_listed_whole(state)
+    /// Returns whether the catalog has all names of a directory: the directory's version was confirmed as `age` requires,
+    /// and all names were listed at this version. If a slow pool or the daemon's own calls left the version unconfirmed,
+    /// other clients may have made names. `since`: a moment before [`Self::revalidate`].
+    fn lists_all(&self, dir: &Node, age: Age, since: QueryStamp) -> bool {
+        let never_changes = self.policy_of(dir).consistency == Consistency::Immutable && !matches!(age, Age::Purge(_));
+        let max_age = self.names_max_age(dir, age);
+        // Before the lock: it looks at the directory above.
+        let is_shown = never_changes || self.listed_since(dir, max_age);
+        let state = dir.state.lock();
+        let is_confirmed = state.validated.is_some_and(|at| at >= since.at() || at.elapsed() < max_age);
+        (is_shown || is_confirmed) && is_listed_whole(&state)
+    }
+
+    /// Returns how old an answer of the pool on the names of a directory may be.
+    fn names_max_age(&self, dir: &Node, age: Age) -> Duration {
+        match age {
+            Age::Since(moment) | Age::Purge(moment) => moment.elapsed(),
+            Age::Metadata | Age::Open | Age::Now => self.policy_of(dir).metadata_ttl,
+        }
     }
 
     /// Forgets that a name was not in the pool, after confirming the directory as `age` requires.
@@ -192,11 +210,11 @@ impl Inner {
         }
         // Only then a listing tells that a name is absent.
         let show_all = self.pool.capabilities().listings.show_all();
+        if show_all && self.lists_all(dir, Age::Metadata, asked) {
+            return here();
+        }
         let list_whole = {
             let mut state = dir.state.lock();
-            if show_all && self.lists_all(&state, asked, ttl) {
-                return here();
-            }
             // If the directory's version does not tell, a listing holds for `ttl`, as a single lookup does.
             let tells = self.pool.capabilities().versions.of_directories && self.still_holds(asked, &state);
             let listed = show_all
@@ -348,12 +366,24 @@ impl Inner {
         if matches!(age, Age::Metadata | Age::Since(_) | Age::Purge(_)) && self.listed_since(&node, allowed) {
             return Ok(true);
         }
+        // What was requested of the present state is not done with an older one, however long the answer takes: the pool's
+        // own deadline limits it. Of the moves of directories, only those above the object matter then.
+        let must_know = matches!(age, Age::Since(_));
+        let watched = link.as_ref().filter(|_| must_know).map(|(dir, _)| self.watch(*dir));
+        let path_holds = || watched.as_ref().is_some_and(NameQuery::path_holds);
+        let by_path = path_holds();
+        let was_moved = || by_path && !path_holds();
+        let asked = if by_path { asked.of_object() } else { asked };
         let in_doubt = asked.is_quiet() && self.is_in_doubt(ino)?;
         // A step counts as under way before its call is recorded. So a doubt that belongs to a step which runs shows here,
         // and its end, which may take minutes, is not waited for.
-        let now = if in_doubt { self.asked(&node.state.lock()) } else { asked };
+        let now = match in_doubt {
+            true if path_holds() => self.asked(&node.state.lock()).of_object(),
+            true => self.asked(&node.state.lock()),
+            false => asked,
+        };
         if age != Age::Now && !now.is_quiet() {
-            // An own call is changing the object: no answer would count, and the catalog has what was sent.
+            // An own call is changing the object or its path: no answer would count, and the catalog has what was sent.
             return Ok(age == Age::Metadata || !waits || !now.is_object_changing() || self.pool_calls.health.is_slow());
         }
         if in_doubt && now.is_quiet() {
@@ -367,13 +397,11 @@ impl Inner {
             }
         }
         let path = match self.pool_path(ino) {
+            Err(_) if was_moved() => return Ok(false),
             Err(e) if e.is(ErrorKind::NotFound) => return self.missing(ino, asked).await,
             // The question is about whatever object has the path now.
             path => path?.of_object(None),
         };
-        // What was requested of the present state is not done with an older one, however long the answer takes: the pool's
-        // own deadline limits it.
-        let must_know = matches!(age, Age::Since(_));
         if !must_know && !matches!(age, Age::Now | Age::Purge(_)) && self.pool_calls.health.is_slow() {
             return Ok(true);
         }
@@ -399,6 +427,9 @@ impl Inner {
                 question.await
             }
         };
+        if was_moved() {
+            return Ok(false);
+        }
         match answer {
             Ok(stat) => {
                 let counts = self.news(ino, link.as_ref(), &stat, asked).await?;
@@ -430,13 +461,14 @@ impl Inner {
         }
         for link in names {
             let asked = self.asked(&node.state.lock());
+            let watched = self.watch(link.0);
             let path = self.pool_path_of(link.0, &link.1)?;
             let there = match self.ask(self.pool.stat(&path)).await {
                 Ok(stat) => Some(stat),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => None,
                 Err(e) => return Err(e.context(path)),
             };
-            match self.parted(ino, &link, there.as_ref(), asked) {
+            match self.parted(ino, &link, there.as_ref(), asked, &watched) {
                 // The name that the caller asked about was already checked, so a stale name is no error here.
                 Err(e) if e.is(ErrorKind::Stale) => {}
                 other => other?,

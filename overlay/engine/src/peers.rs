@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_backends::{Content as ContentStream, Error, ErrorKind, FileKind, PoolPath, Result, Side, Version};
@@ -20,6 +20,9 @@ use crate::pool_calls::{CONFIRM_WITHIN, PoolChange};
 
 /// Why a version is not lent.
 const UNCONFIRMED: &str = "the version is not confirmed";
+/// How long a member waits for a version to be confirmed. A bit longer than the question itself takes to find that the pool
+/// is slow: the rest of the wait says nothing about the pool.
+const LEND_WITHIN: Duration = CONFIRM_WITHIN.saturating_add(Duration::from_millis(100));
 
 /// Bytes of the pool that a peer may give.
 #[derive(Debug, Clone)]
@@ -96,14 +99,11 @@ impl Overlay {
         }
         let since = Instant::now();
         // A member that waits for this answer may as well ask the pool itself.
-        match tokio::time::timeout(CONFIRM_WITHIN, inner.revalidate(ino, Age::Since(since))).await {
+        match tokio::time::timeout(LEND_WITHIN, inner.revalidate(ino, Age::Since(since))).await {
             // Another object has the name by now.
             Ok(Err(e)) if e.is(ErrorKind::Stale) => {}
             Ok(other) => other?,
-            Err(_) => {
-                inner.pool_calls.health.note_slow();
-                return Err(Error::new(ErrorKind::Timeout, Side::Pool, UNCONFIRMED));
-            }
+            Err(_) => return Err(Error::new(ErrorKind::Timeout, Side::Pool, UNCONFIRMED)),
         }
         let ino = self.resolve(path).await?;
         let loan = inner.loan_of(self, ino, &is_wanted);

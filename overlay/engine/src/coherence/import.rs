@@ -31,7 +31,7 @@ impl Inner {
         }
         let ino = self.import_in(&mut txn, parent, name, stat, watched.began())?;
         // A listing that is under way may have passed the name before another client created it.
-        self.pool_calls.watches.name_found(parent, name);
+        self.pool_calls.watches.name_found(parent, name, watched.began());
         txn.commit()?;
         if let Ok(node) = self.node(ino) {
             node.state.lock().take_answer_of(watched.began());
@@ -257,7 +257,7 @@ impl Inner {
         let names: Vec<Link> = record.links.iter().chain(&record.pool_links).cloned().collect();
         if in_place && record.kind == stat.kind {
             // A change in place shows under all names of the object.
-            self.part_from_open(&mut txn, ino, &names, stat)?;
+            self.part_from_open(&mut txn, ino, &names, stat, at)?;
         } else {
             let asked = self.asked(txn.state(ino)?);
             let counts = |txn: &mut Txn<'_>| txn.believes(ino, asked);
@@ -277,8 +277,8 @@ impl Inner {
     }
 
     /// Moves all names of an inode to another inode, of the version that the pool has now. Programs that have the old
-    /// inode open keep it.
-    fn part_from_open(&self, txn: &mut Txn<'_>, ino: Ino, names: &[Link], stat: &Stat) -> Result<()> {
+    /// inode open keep it. `at`: when the pool was asked.
+    fn part_from_open(&self, txn: &mut Txn<'_>, ino: Ino, names: &[Link], stat: &Stat, at: Instant) -> Result<()> {
         let heir = self.known_object(txn, identity(stat).as_deref(), stat)?.filter(|known| *known != ino);
         let old = txn.record(ino)?;
         let mut new = old.clone();
@@ -313,18 +313,29 @@ impl Inner {
             record.pool = record.pool.map(|i| if i == ino { heir } else { i });
             txn.set_name(*parent, name, record)?;
             // A listing that is under way may have the old version: it is not the heir's.
-            self.pool_calls.watches.name_found(*parent, name);
+            self.pool_calls.watches.name_found(*parent, name, at);
         }
         txn.on_commit(ino, |state| state.attachment.supersede())?;
         txn.reap(ino)
     }
 
-    /// Handles one of several names of an inode that now stands for nothing, or for another object: `there`.
-    pub(super) fn parted(&self, ino: Ino, link: &Link, there: Option<&Stat>, asked: QueryStamp) -> Result<()> {
+    /// Handles one of several names of an inode that now stands for nothing, or for another object: `there`. `watched`: the
+    /// question about the name. An answer on the object says nothing about the name.
+    pub(super) fn parted(
+        &self,
+        ino: Ino,
+        link: &Link,
+        there: Option<&Stat>,
+        asked: QueryStamp,
+        watched: &NameQuery<'_>,
+    ) -> Result<()> {
         let mut txn = Txn::begin(self);
         let record = txn.record(ino)?;
         let same = there.is_some_and(|stat| record.is_object(stat));
         if same || !record.pool_links.contains(link) || !txn.believes(ino, asked)? {
+            return Ok(());
+        }
+        if there.is_none() && watched.was_found(&link.1) {
             return Ok(());
         }
         match there {

@@ -8,13 +8,12 @@ use forebay_backends::{
     DirEntry, Error, ErrorKind, FileKind, NAME_MAX_BYTES, PoolPath, Result, Side, Stat, Time, Version,
 };
 use forebay_catalog::{Link, ListingState, NameRecord, append, decode_first, unmatched};
-use forebay_policy::Consistency;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::super::{Inner, Ino, Txn};
 use super::forget::FORGOTTEN_AT_ONCE;
-use super::{Age, is_listed_whole, may_enter};
+use super::{Age, may_enter};
 use crate::pool_calls::NameQuery;
 
 /// A directory that changed this recently before it was listed may have changed again without a change of its times.
@@ -130,28 +129,17 @@ impl Inner {
         }
         let asked = self.asked(&node.state.lock());
         self.revalidate(dir, age).await?;
-        let policy = self.policy_of(&node);
-        let is_immutable = policy.consistency == Consistency::Immutable;
-        let ttl = match age {
-            Age::Since(moment) | Age::Purge(moment) => moment.elapsed(),
-            _ => policy.metadata_ttl,
-        };
+        let max_age = self.names_max_age(&node, age);
+        let lists_all = self.lists_all(&node, age, asked);
         {
             let state = node.state.lock();
             if state.is_unlinked(dir) || (!state.record.in_pool() && dir != Ino::ROOT) {
                 return Ok(());
             }
             let complete = matches!(state.record.listing, ListingState::Complete(_));
-            if complete && state.names.listed_at.is_some_and(|at| at.elapsed() < ttl) {
+            if complete && state.names.listed_at.is_some_and(|at| at.elapsed() < max_age) {
                 return Ok(());
             }
-            let lists_all = match age {
-                // Without an answer since then, another client may have made names.
-                Age::Since(moment) if !is_immutable => {
-                    state.validated.is_some_and(|at| at >= moment) && is_listed_whole(&state)
-                }
-                _ => self.lists_all(&state, asked, ttl),
-            };
             if state.record.version.is_some() && lists_all {
                 return Ok(());
             }

@@ -27,6 +27,8 @@ struct WatchedCalls {
 #[derive(Debug)]
 struct NameWatch {
     dir: Ino,
+    /// A moment before the pool was asked.
+    began: Instant,
     /// The directory, and those above it in the pool when the question began.
     path: HashSet<Ino>,
     seen: Mutex<Seen>,
@@ -36,7 +38,7 @@ struct NameWatch {
 #[derive(Debug, Default)]
 struct Seen {
     names: HashSet<Box<[u8]>>,
-    /// Names that a question about them alone has brought into the catalog, or has given to another inode.
+    /// Names that a later question about them alone has brought into the catalog, or has given to another inode.
     found: HashSet<Box<[u8]>>,
     inos: HashSet<Ino>,
     look_again: bool,
@@ -55,10 +57,14 @@ impl Watches {
         self.each(dir, |seen| _ = seen.names.insert(name.into()));
     }
 
-    /// Records that the answer to a question about a name alone is about to enter the catalog. Called with the namespace
-    /// lock. Such an answer is no change: the rest of what is asked about the directory counts as before.
-    pub fn name_found(&self, dir: Ino, name: &[u8]) {
-        self.each(dir, |seen| _ = seen.found.insert(name.into()));
+    /// Records that the answer to a question about a name alone is about to enter the catalog, or confirms it. Called with
+    /// the namespace lock if it enters the catalog. Such an answer is no change: the rest of what is asked about the directory counts as before. `asked`: when that
+    /// question began. Questions that began later may have a newer answer.
+    pub fn name_found(&self, dir: Ino, name: &[u8], asked: Instant) {
+        let under_way = self.0.lock();
+        for watch in under_way.questions.iter().filter(|watch| watch.dir == dir && watch.began <= asked) {
+            watch.seen.lock().found.insert(name.into());
+        }
     }
 
     /// Records that the pool has more in the directory than the catalog knows.
@@ -99,7 +105,6 @@ impl Watches {
 /// A question about names of a directory. Created before the pool is asked.
 pub(crate) struct NameQuery<'a> {
     inner: &'a Inner,
-    began: Instant,
     watch: Arc<NameWatch>,
 }
 
@@ -116,10 +121,10 @@ impl Inner {
             }
             let path_changed = under_way.moving.iter().any(|moving| path.contains(moving));
             let seen = Mutex::new(Seen { path_changed, ..Seen::default() });
-            let watch = Arc::new(NameWatch { dir, path, seen });
+            let watch = Arc::new(NameWatch { dir, began, path, seen });
             under_way.questions.push(watch.clone());
             drop(under_way);
-            return NameQuery { inner: self, began, watch };
+            return NameQuery { inner: self, watch };
         }
     }
 }
@@ -127,7 +132,7 @@ impl Inner {
 impl NameQuery<'_> {
     /// Returns a moment before the pool was asked.
     pub fn began(&self) -> Instant {
-        self.began
+        self.watch.began
     }
 
     /// Returns whether the path of the question led to the directory all the time.
@@ -167,5 +172,28 @@ impl NameQuery<'_> {
 impl Drop for NameQuery<'_> {
     fn drop(&mut self) {
         self.inner.pool_calls.watches.0.lock().questions.retain(|watch| !Arc::ptr_eq(watch, &self.watch));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_on_a_name_counts_for_the_earlier_questions_alone() {
+        let (watches, dir, asked) = (Watches::default(), Ino(7), Instant::now());
+        let watch = |dir: Ino, began: Instant| {
+            let watch = Arc::new(NameWatch { dir, began, path: HashSet::from([dir]), seen: Mutex::default() });
+            watches.0.lock().questions.push(watch.clone());
+            watch
+        };
+        let [tick, later] = [Duration::from_millis(1), Duration::from_millis(2)];
+        let earlier = watch(dir, asked);
+        let (of_later, elsewhere) = (watch(dir, asked + later), watch(Ino(8), asked));
+        watches.name_found(dir, b"f", asked + tick);
+        let has_found = |watch: &NameWatch| watch.seen.lock().found.contains(&b"f"[..]);
+        assert_eq!([&earlier, &of_later, &elsewhere].map(|watch| has_found(watch)), [true, false, false]);
     }
 }
