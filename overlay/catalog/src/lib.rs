@@ -52,6 +52,7 @@ use ids::IdAllocator;
 pub use ino::Ino;
 pub use jobs::{FileOfJob, JobHead, JobSerial};
 use lost_contents::LostContents;
+pub use lost_contents::Lost;
 pub use profiles::ProfileHead;
 use queue::{FlushQueue, IntentRecord};
 pub use queue::{Lane, QueueHeads, QueueSlot, Queued, Wait};

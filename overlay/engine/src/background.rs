@@ -328,8 +328,11 @@ impl Inner {
         self.sync_store()?;
         for (ino, content) in idle {
             let was = Stamp::of(&content.file)?;
+            let id = ContentId(content.id);
+            let known = self.catalog.lost(id);
             let synced = self.catalog.sync_content(&content, true);
-            if synced.is_err() && self.catalog.lost(ContentId(content.id)).is_none() {
+            self.note_sync(id, known.as_ref(), &synced);
+            if synced.is_err() && self.catalog.lost(id).is_none() {
                 continue;
             }
             let Some(node) = self.table.peek(ino) else { continue };

@@ -32,7 +32,9 @@ impl Txn<'_> {
             state.dirty_content.became_only_copy();
             state.kernel.pages_go_stale();
         })?;
-        if epoch > inner.epochs.synced.load(Ordering::Acquire) && !inner.catalog.is_closed(epoch)? {
+        // A bypassed device is not synced: that would fail, and make intact content count as lost.
+        let is_used = inner.store.is_used(ContentId(content.id));
+        if is_used && epoch > inner.epochs.synced.load(Ordering::Acquire) && !inner.catalog.is_closed(epoch)? {
             inner.catalog.sync_first(content);
         }
         Ok(())
