@@ -111,7 +111,7 @@ impl Inner {
                     Ok(stat) => {
                         let is_held =
                             self.node(ino)?.state.lock().opens.has_writer() || is_open_elsewhere(&content.file);
-                        let is_synced = is_kept && settled;
+                        let is_synced = is_kept && settled && (held || apart);
                         if is_held && !is_synced {
                             // What was sent may be newer than what was synced. It stays dirty, based on what the pool has
                             // now.
