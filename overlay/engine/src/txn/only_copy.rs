@@ -35,7 +35,7 @@ impl Txn<'_> {
         // A bypassed device is not synced: that would fail, and make intact content count as lost.
         let is_used = inner.store.is_used(ContentId(content.id));
         if is_used && epoch > inner.epochs.synced.load(Ordering::Acquire) && !inner.catalog.is_closed(epoch)? {
-            inner.catalog.sync_first(content);
+            self.sync_first.push(content);
         }
         Ok(())
     }
