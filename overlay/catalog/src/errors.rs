@@ -126,7 +126,14 @@ mod tests {
         batch.put_raw(cf::INODES, &7u64.to_be_bytes(), &[]);
         catalog.write(batch).unwrap();
         let mut found = Vec::new();
-        catalog.readable_inodes(|ino, _| Ok({ found.push(ino); true })).unwrap();
+        catalog
+            .readable_inodes(|ino, _| {
+                Ok({
+                    found.push(ino);
+                    true
+                })
+            })
+            .unwrap();
         assert!(!found.contains(&crate::Ino(7)));
         assert!(catalog.inodes(|_, _| Ok(true)).unwrap_err().is(ErrorKind::Corrupt));
     }

@@ -153,6 +153,7 @@ impl Inner {
         let has_work = || {
             !self.catalog.is_synced()
                 || !self.contents.uncounted.lock().is_empty()
+                || !self.epochs.unsynced_marks.lock().is_empty()
                 || self.has_many_open()
                 || self.table.holds_spare_memory()
         };
@@ -161,7 +162,7 @@ impl Inner {
         }
     }
 
-    fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
+    pub(super) fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
         let closed = match close_epoch {
             true => self.close_epoch().map(Some),
             false => self.close_idle_dirty().map(|()| None),
@@ -172,8 +173,31 @@ impl Inner {
         self.table.give_back();
         self.catalog.set_used_bytes(self.content_bytes())?;
         self.catalog.reserve_numbers()?;
-        self.sync_catalog()?;
+        self.sync_marks()?;
         closed
+    }
+
+    /// Syncs the catalog. Files that became the only copy before are durably dirty then: they can leave memory, and can be
+    /// spilled.
+    fn sync_marks(self: &Arc<Self>) -> Result<()> {
+        // A mark comes to the list after its batch.
+        let marks = std::mem::take(&mut *self.epochs.unsynced_marks.lock());
+        let synced = self.sync_catalog();
+        if synced.is_err() {
+            self.epochs.unsynced_marks.lock().extend(marks);
+            return synced;
+        }
+        for (ino, generation) in marks {
+            if let Some(node) = self.table.peek(ino) {
+                let mut state = node.state.lock();
+                // A later mark may not be durable.
+                if state.generation == generation {
+                    state.dirty_content.synced();
+                }
+            }
+            self.table.drop_idle(ino);
+        }
+        Ok(())
     }
 
     fn sync_catalog(self: &Arc<Self>) -> Result<()> {

@@ -33,10 +33,11 @@ impl Txn<'_> {
         crate::contents::set_mtime(&content.file, atime, mtime)?;
         let epoch = self.residency(ino)?.epoch;
         self.put_dirty_content(ino, ContentId(content.id))?;
-        self.on_commit(ino, |state| {
+        self.on_commit(ino, move |state| {
             state.changed();
             state.dirty_content.became_only_copy();
             state.kernel.pages_go_stale();
+            inner.epochs.unsynced_marks.lock().push((ino, state.generation));
         })?;
         // A bypassed device is not synced: that would fail, and make intact content count as lost.
         let is_used = inner.store.is_used(ContentId(content.id));

@@ -92,6 +92,9 @@ async fn fetched_content_that_becomes_the_only_copy_is_synced_before_the_catalog
         let state = node.state.lock();
         assert!(state.record.file.is_dirty() && !state.dirty_content.is_durable());
     }
+    let inner = overlay.inner.clone();
+    blocking(move || inner.sync_now(false)).await.unwrap();
+    assert!(node.state.lock().dirty_content.is_durable());
     overlay.shutdown().await.unwrap();
 }
 
