@@ -119,6 +119,26 @@ mod tests {
     }
 
     #[test]
+    fn an_inode_that_cannot_be_decoded_does_not_end_a_scan_of_those_that_can() {
+        let (_dir, path) = catalog();
+        let catalog = Catalog::open(&path, Durability::Process).unwrap();
+        let mut batch = catalog.batch();
+        batch.put_raw(cf::INODES, &7u64.to_be_bytes(), &[]);
+        catalog.write(batch).unwrap();
+        let mut found = Vec::new();
+        catalog
+            .readable_inodes(|ino, _| {
+                Ok({
+                    found.push(ino);
+                    true
+                })
+            })
+            .unwrap();
+        assert!(!found.contains(&crate::Ino(7)));
+        assert!(catalog.inodes(|_, _| Ok(true)).unwrap_err().is(ErrorKind::Corrupt));
+    }
+
+    #[test]
     fn a_catalog_of_a_newer_program_is_not_damaged() {
         let (_dir, path) = catalog();
         let mut db = DB::open_cf(&Options::default(), &path, cf::ALL).unwrap();

@@ -51,6 +51,7 @@ use forebay_cache::{ContentId, ContentNumbers};
 use ids::IdAllocator;
 pub use ino::Ino;
 pub use jobs::{FileOfJob, JobHead, JobSerial};
+pub use lost_contents::Lost;
 use lost_contents::LostContents;
 pub use profiles::ProfileHead;
 use queue::{FlushQueue, IntentRecord};
@@ -344,6 +345,19 @@ impl Catalog {
 
     pub fn inodes(&self, mut each: impl FnMut(Ino, InodeRecord) -> Result<bool>) -> Result<()> {
         self.scan(cf::INODES, b"", |key, value| each(Ino(id_of(key)?), decoded(cf::INODES, value)?))
+    }
+
+    /// The same, but logs records that cannot be decoded and passes over them.
+    pub fn readable_inodes(&self, mut each: impl FnMut(Ino, InodeRecord) -> Result<bool>) -> Result<()> {
+        self.scan(cf::INODES, b"", |key, value| {
+            match id_of(key).and_then(|id| Ok((Ino(id), decoded(cf::INODES, value)?))) {
+                Ok((ino, record)) => each(ino, record),
+                Err(error) => {
+                    tracing::error!(%error, key = %key.escape_ascii(), "an inode cannot be read");
+                    Ok(true)
+                }
+            }
+        })
     }
 
     pub fn meta<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>> {

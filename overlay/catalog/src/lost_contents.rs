@@ -69,6 +69,11 @@ impl LostContents {
 }
 
 impl Lost {
+    /// Returns the errno of the last failure.
+    pub fn errno(&self) -> i32 {
+        self.errno
+    }
+
     fn error(&self) -> Error {
         let ago = unix_now().saturating_sub(self.at);
         Error::new(

@@ -21,6 +21,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Catalog, failed};
 
+/// How often registered content is synced before registrations are refused.
+const UNREFUSED_PASSES: u32 = 4;
+
 /// Content to sync before the write-ahead log.
 #[derive(Default)]
 pub(super) struct SyncOrder {
@@ -77,10 +80,13 @@ impl Catalog {
     }
 
     /// The same for a caller that can neither sync it nor try again: waits for the syncs of the log that are under way.
-    /// Blocks on the disk.
-    pub fn sync_first(&self, content: Arc<Content>) {
+    /// Blocks on the disk, once for all contents of a batch.
+    pub fn sync_first(&self, contents: Vec<Arc<Content>>) {
+        if contents.is_empty() {
+            return;
+        }
         let mut first = self.sync_order.first.lock();
-        first.contents.push(content);
+        first.contents.extend(contents);
         // Syncs that begin from now on sync it first.
         let last = first.last;
         while first.log_syncs.iter().any(|number| *number <= last) {
@@ -101,8 +107,14 @@ impl Catalog {
 
     /// Makes everything that was written before survive a power cut. Blocks on the disk.
     pub fn sync(&self) -> Result<()> {
-        // At first without refusing registrations: this may take long.
-        self.sync_registered()?;
+        // At first without refusing registrations: this may take long. What is registered meanwhile is synced before
+        // they are refused, too, but not without end.
+        for _ in 0..UNREFUSED_PASSES {
+            self.sync_registered()?;
+            if self.to_sync_first() == 0 {
+                break;
+            }
+        }
         let _log_sync = LogSync::begin(&self.sync_order);
         self.sync_registered()?;
         self.db.flush_wal(true).map_err(|e| failed("sync the catalog", e))
@@ -173,7 +185,7 @@ mod tests {
             let (sent, returned) = std::sync::mpsc::channel();
             let again = &catalog;
             scope.spawn(move || {
-                again.sync_first(never_synced(1));
+                again.sync_first(vec![never_synced(1), never_synced(2)]);
                 sent.send(()).unwrap();
             });
             while catalog.to_sync_first() == 0 {
@@ -185,7 +197,7 @@ mod tests {
         });
         // One that begins afterwards does not delay it.
         catalog.sync().unwrap_err();
-        catalog.sync_first(never_synced(2));
-        assert_eq!(catalog.to_sync_first(), 2);
+        catalog.sync_first(vec![never_synced(3)]);
+        assert_eq!(catalog.to_sync_first(), 3);
     }
 }

@@ -8,7 +8,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_backends::{ErrorKind, PoolPath, Result};
@@ -23,8 +23,10 @@ use super::{Inner, Ino, Txn, tiers};
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// How often an epoch is closed. After a power cut, fetched content counts only if its epoch was closed.
 const EPOCH_EVERY: Duration = Duration::from_secs(30);
-/// The pause between two attempts to remove what no name leads to.
+/// The first pause between two attempts to remove what no name leads to. It doubles after each attempt.
 const SWEEP_AGAIN: Duration = Duration::from_secs(1);
+/// The longest such pause.
+const SWEEP_AGAIN_MAX: Duration = Duration::from_secs(600);
 /// Counts that are saved in one change.
 const COUNTS: usize = 256;
 /// Files that replaced others are synced one by one if there are no more than these; else after all of the fast pool.
@@ -151,6 +153,7 @@ impl Inner {
         let has_work = || {
             !self.catalog.is_synced()
                 || !self.contents.uncounted.lock().is_empty()
+                || !self.epochs.unsynced_marks.lock().is_empty()
                 || self.has_many_open()
                 || self.table.holds_spare_memory()
         };
@@ -159,7 +162,7 @@ impl Inner {
         }
     }
 
-    fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
+    pub(super) fn sync_now(self: &Arc<Self>, close_epoch: bool) -> Result<Option<u64>> {
         let closed = match close_epoch {
             true => self.close_epoch().map(Some),
             false => self.close_idle_dirty().map(|()| None),
@@ -170,8 +173,31 @@ impl Inner {
         self.table.give_back();
         self.catalog.set_used_bytes(self.content_bytes())?;
         self.catalog.reserve_numbers()?;
-        self.sync_catalog()?;
+        self.sync_marks()?;
         closed
+    }
+
+    /// Syncs the catalog. Files that became the only copy before are durably dirty then: they can leave memory, and can be
+    /// spilled.
+    fn sync_marks(self: &Arc<Self>) -> Result<()> {
+        // A mark comes to the list after its batch.
+        let marks = std::mem::take(&mut *self.epochs.unsynced_marks.lock());
+        let synced = self.sync_catalog();
+        if synced.is_err() {
+            self.epochs.unsynced_marks.lock().extend(marks);
+            return synced;
+        }
+        for (ino, generation) in marks {
+            if let Some(node) = self.table.peek(ino) {
+                let mut state = node.state.lock();
+                // A later mark may not be durable.
+                if state.generation == generation {
+                    state.dirty_content.synced();
+                }
+            }
+            self.table.drop_idle(ino);
+        }
+        Ok(())
     }
 
     fn sync_catalog(self: &Arc<Self>) -> Result<()> {
@@ -236,18 +262,27 @@ impl Inner {
     /// Removes content files and inodes without names. Tries again until it succeeds, or the engine stops: the catalog cannot
     /// be written while its device is full.
     async fn sweep_after_start(self: &Arc<Self>) {
-        let mut is_told = false;
+        let are_contents_swept = Arc::new(AtomicBool::new(false));
+        let mut pause = SWEEP_AGAIN;
         while !self.stop.is_cancelled() {
-            let again = self.clone();
-            let sweep = move || again.sweep_contents().and_then(|_| again.sweep_inodes(&again.stop));
+            let (again, are_swept) = (self.clone(), are_contents_swept.clone());
+            let sweep = move || {
+                // Once: the removal of each one was begun.
+                if !are_swept.load(Ordering::Relaxed) {
+                    again.sweep_contents()?;
+                    are_swept.store(true, Ordering::Relaxed);
+                }
+                again.sweep_inodes(&again.stop)
+            };
             let Err(error) = super::tasks::on_thread("forebay-scan", sweep).await else { return };
-            if !std::mem::replace(&mut is_told, true) {
+            if pause == SWEEP_AGAIN {
                 tracing::error!(%error, "what no name leads to is not removed; it is tried again");
             }
             tokio::select! {
                 () = self.stop.cancelled() => {}
-                () = tokio::time::sleep(SWEEP_AGAIN) => {}
+                () = tokio::time::sleep(pause) => {}
             }
+            pause = (pause * 2).min(SWEEP_AGAIN_MAX);
         }
     }
 
@@ -273,25 +308,33 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes content files that no record names, except those that were created since the start.
+    /// Removes content files that no record names, except those that were created since the start. Removes none if it
+    /// fails: each one is discarded once.
     pub(super) fn sweep_contents(&self) -> Result<u64> {
-        let mut removed = 0;
+        let mut orphans = Vec::new();
         self.store.walk(|id, _| {
             let number = id.0 & !(0xff << 56);
-            if number < self.contents.first_new && self.catalog.content(id)?.is_none() {
-                self.trash.discard(id, 0);
-                removed += 1;
+            if number < self.contents.first_new {
+                match self.catalog.content(id) {
+                    Ok(None) => orphans.push(id),
+                    Ok(Some(_)) => {}
+                    Err(error) if error.is(ErrorKind::Corrupt) => {
+                        tracing::error!(%error, content = format!("{:x}", id.0), "it is kept");
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             Ok(())
         })?;
-        Ok(removed)
+        orphans.iter().for_each(|id| self.trash.discard(*id, 0));
+        Ok(orphans.len() as u64)
     }
 
     /// Removes inodes that were unlinked while programs had them open, if those programs ended with the machine. If the
     /// mount was taken over from another daemon, they are removed when the kernel forgets them.
     fn sweep_inodes(&self, stop: &CancellationToken) -> Result<()> {
         let mut orphans = Vec::new();
-        self.catalog.inodes(|ino, record| {
+        self.catalog.readable_inodes(|ino, record| {
             if ino != Ino::ROOT && record.links.is_empty() && record.pool_links.is_empty() {
                 orphans.push(ino);
             }
@@ -311,6 +354,10 @@ impl Inner {
             let one = match txn.reap(ino) {
                 // Removed since.
                 Err(e) if e.is(ErrorKind::Stale) => Ok(()),
+                Err(error) if error.is(ErrorKind::Corrupt) => {
+                    tracing::error!(%error, %ino, "no name leads to it, and it is kept");
+                    Ok(())
+                }
                 reaped => reaped.and_then(|()| txn.commit()),
             };
             removed = removed.and(one);
@@ -328,8 +375,11 @@ impl Inner {
         self.sync_store()?;
         for (ino, content) in idle {
             let was = Stamp::of(&content.file)?;
+            let id = ContentId(content.id);
+            let known = self.catalog.lost(id);
             let synced = self.catalog.sync_content(&content, true);
-            if synced.is_err() && self.catalog.lost(ContentId(content.id)).is_none() {
+            self.note_sync(id, known.as_ref(), &synced);
+            if synced.is_err() && self.catalog.lost(id).is_none() {
                 continue;
             }
             let Some(node) = self.table.peek(ino) else { continue };

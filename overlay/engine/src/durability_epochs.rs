@@ -221,6 +221,8 @@ impl Inner {
             is_dirty.then(|| self.content(ino, &mut state).ok()).flatten()
         });
         let Some(content) = content else { return };
+        // The device may block the thread for long. Without a limit, renames would use up the threads.
+        let _turn = self.contents.syncs.acquire().await;
         let started = crate::blocking(move || {
             content.start_write_back();
             Ok(())

@@ -224,7 +224,13 @@ impl Overlay {
         let inner = self.inner.clone();
         let _turn = self.inner.contents.syncs.acquire().await;
         blocking(move || {
-            let kept = content.map_or(Ok(()), |content| inner.catalog.sync_content(&content, data_only));
+            let kept = content.map_or(Ok(()), |content| {
+                let id = ContentId(content.id);
+                let known = inner.catalog.lost(id);
+                let synced = inner.catalog.sync_content(&content, data_only);
+                inner.note_sync(id, known.as_ref(), &synced);
+                synced
+            });
             // The catalog is synced even if content was lost: the record of the loss must survive a power cut, too.
             inner.catalog.sync().and(kept)
         })

@@ -41,6 +41,8 @@ pub(crate) struct Txn<'a> {
     owners: HashMap<Ino, u32>,
     /// Content files to remove after the batch is written, each with the bytes that the space budget counts for it.
     trash: Vec<(ContentId, u64)>,
+    /// Content that the batch needs: it is durable before the batch.
+    sync_first: Vec<Arc<Content>>,
     pub batch: Batch<'a>,
     _namespace: Guard<()>,
 }
@@ -56,6 +58,7 @@ impl<'a> Txn<'a> {
             objects: HashMap::new(),
             owners: HashMap::new(),
             trash: Vec::new(),
+            sync_first: Vec::new(),
             batch: inner.catalog.batch(),
             _namespace: Mutex::lock_arc(&inner.names.changes),
         }
@@ -523,6 +526,7 @@ impl<'a> Txn<'a> {
             }
         }
         if !self.batch.is_empty() {
+            self.inner.catalog.sync_first(self.sync_first);
             self.inner.catalog.write(self.batch)?;
         }
         for dir in changed_dirs {

@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
+use crate::Ino;
+
 /// Which fetched content is durable.
 #[derive(Debug, Default)]
 pub(crate) struct EpochState {
@@ -14,6 +16,8 @@ pub(crate) struct EpochState {
     pub synced: AtomicU64,
     /// The numbers of bypassed devices whose unsynced clean content was given up.
     pub left_devices: Mutex<BTreeSet<usize>>,
+    /// Files that became the only copy since the last sync of the catalog, each with the generation of its mark.
+    pub unsynced_marks: Mutex<Vec<(Ino, u64)>>,
     /// Held during a sync of the fast pool: the kernel reports a failure to one caller only.
     pub(super) syncing_store: Mutex<()>,
     /// Held by the caller that syncs files which replaced others, for all that wait for it.

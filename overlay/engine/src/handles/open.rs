@@ -348,7 +348,10 @@ impl Inner {
             self.content(node.ino, &mut state)?
         };
         let id = ContentId(content.id);
-        let synced = match self.catalog.sync_content(&content, true) {
+        let known = self.catalog.lost(id);
+        let synced = self.catalog.sync_content(&content, true);
+        self.note_sync(id, known.as_ref(), &synced);
+        let synced = match synced {
             // A descriptor that was opened after the bytes were written may miss their write-back error. A sync of the
             // whole fast pool does not.
             Ok(()) if !content.since_made => self.sync_content_so_far(),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_backends::{Error, ErrorKind, Result, Side};
 use forebay_cache::{ContentId, is_device_error};
+use forebay_catalog::Lost;
 
 use crate::node::Node;
 use crate::{Inner, blocking};
@@ -80,6 +81,22 @@ impl Inner {
             Err(error) => {
                 tracing::warn!(%error, "content of a failing device is not given up");
                 false
+            }
+        }
+    }
+
+    /// Notes the result of a sync of a content file: a new failure counts against its device, so that a device that fails
+    /// is bypassed before the syncs of many files fail. `known`: the loss that was recorded before the sync.
+    pub(crate) fn note_sync(&self, id: ContentId, known: Option<&Lost>, synced: &Result<()>) {
+        let Err(error) = synced else { return };
+        match self.catalog.lost(id) {
+            None => _ = self.store.note_error(id, error),
+            // An earlier loss is reported again.
+            Some(lost) if Some(&lost) == known => {}
+            // The error of a lost file is always `EIO`. A full device does not fail.
+            Some(lost) => {
+                let error = Error::os(lost.errno(), Side::Cache, "sync of a content file");
+                self.store.note_error(id, &error);
             }
         }
     }

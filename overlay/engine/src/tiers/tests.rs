@@ -1,5 +1,6 @@
 //! Tests of what the engine knows of tiers while files come, move and go.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use bytes::Bytes;
 use forebay_api::operator::{EvictRequest, FlushRequest};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Attrs, Error, Expected, Piece, Pool, PoolPath, RenameMode, Side, Time};
+use forebay_cache::{Content, ContentId};
 use tempfile::TempDir;
 
 use super::moving::{MoveEnd, MoveReason};
@@ -271,5 +273,36 @@ async fn a_file_that_is_partly_on_a_bypassed_device_is_read() {
         assert!(read(&overlay, name).await == *bytes, "{name}");
     }
     overlay.release(large, libc::O_RDONLY);
+    overlay.shutdown().await.unwrap();
+}
+
+/// Content that a failed sync makes count as lost is not sent any more, so the syncs of a device that fails must end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_whose_syncs_fail_is_bypassed_and_no_more_content_is_synced_there() {
+    let tiered = Tiered::new("/var/tmp");
+    tiered.put("a", b"content").await;
+    let overlay = tiered.open_with(1 << 30, "[[rule]]\npaths = \"*\"\ntier = \"quick\"\n").await;
+    let inner = &overlay.inner;
+    assert_eq!(read(&overlay, "a").await, b"content");
+    let ino = overlay.resolve(&path("a")).await.unwrap();
+    let id = inner.node(ino).unwrap().state.lock().record.file.content().unwrap();
+    assert!(inner.store.device_of(id) != 0);
+    // On the same device.
+    let (lost, intact) = (ContentId(id.0 + 1), ContentId(id.0 + 2));
+    let unsynced = |id: ContentId| Arc::new(Content::new(id.0, File::open("/dev/null").unwrap(), true));
+    inner.sync_content(&unsynced(lost)).await.expect_err("nothing can be synced there");
+    let known = inner.catalog.lost(lost);
+    assert!(known.is_some());
+    let failed = Err(Error::os(libc::EIO, Side::Cache, "a test made it fail"));
+    for _ in 0..3 {
+        inner.note_sync(lost, known.as_ref(), &failed);
+    }
+    assert!(inner.store.is_used(id), "a loss that is reported again says nothing new of the device");
+    for _ in 0..3 {
+        inner.note_sync(intact, None, &failed);
+    }
+    assert!(!inner.store.is_used(id));
+    assert!(!inner.keep_what_is_sent(&unsynced(intact), false).await.unwrap());
+    assert_eq!(inner.catalog.lost(intact), None);
     overlay.shutdown().await.unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_backends::Result;
+use forebay_backends::{ErrorKind, Result};
 use forebay_cache::ContentId;
 
 use super::Txn;
@@ -21,19 +21,28 @@ impl Txn<'_> {
         }
         self.modify(ino)?;
         let record = self.record(ino)?;
-        let (atime, mtime) = (record.atime, record.mtime);
-        // If the content file is missing, its next use reports that.
-        let Ok(content) = self.content(ino) else { return Ok(()) };
+        let (atime, mtime, id) = (record.atime, record.mtime, record.file.content());
+        let content = match self.content(ino) {
+            Ok(content) => content,
+            // If the content file is missing, its next use reports that.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => return Ok(()),
+            // The same on a device that is not used. The names of other files must not depend on it.
+            Err(_) if id.is_some_and(|id| !inner.store.is_used(id)) => return Ok(()),
+            Err(e) => return Err(e),
+        };
         crate::contents::set_mtime(&content.file, atime, mtime)?;
         let epoch = self.residency(ino)?.epoch;
         self.put_dirty_content(ino, ContentId(content.id))?;
-        self.on_commit(ino, |state| {
+        self.on_commit(ino, move |state| {
             state.changed();
             state.dirty_content.became_only_copy();
             state.kernel.pages_go_stale();
+            inner.epochs.unsynced_marks.lock().push((ino, state.generation));
         })?;
-        if epoch > inner.epochs.synced.load(Ordering::Acquire) && !inner.catalog.is_closed(epoch)? {
-            inner.catalog.sync_first(content);
+        // A bypassed device is not synced: that would fail, and make intact content count as lost.
+        let is_used = inner.store.is_used(ContentId(content.id));
+        if is_used && epoch > inner.epochs.synced.load(Ordering::Acquire) && !inner.catalog.is_closed(epoch)? {
+            self.sync_first.push(content);
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ impl Inner {
                     Ok(stat) => {
                         let is_held =
                             self.node(ino)?.state.lock().opens.has_writer() || is_open_elsewhere(&content.file);
-                        let is_synced = is_kept && settled;
+                        let is_synced = is_kept && settled && (held || apart);
                         if is_held && !is_synced {
                             // What was sent may be newer than what was synced. It stays dirty, based on what the pool has
                             // now.
@@ -160,17 +160,17 @@ impl Inner {
     /// the upload is synced, a power cut makes the file dirty again, based on the version that the upload gave it, and the
     /// next flush sends what is left on the device. `held`: the snapshot has synced it. Returns whether it is durable: a
     /// bypassed device is not synced, and what can be read from it is better sent than kept.
-    async fn keep_what_is_sent(&self, content: &Arc<Content>, held: bool) -> Result<bool> {
+    pub(crate) async fn keep_what_is_sent(&self, content: &Arc<Content>, held: bool) -> Result<bool> {
         if held {
             return Ok(true);
         }
+        let _turn = self.contents.syncs.acquire().await;
+        // It may have been bypassed since: a sync that fails there would make intact content count as lost.
         if !self.store.is_used(ContentId(content.id)) {
             return Ok(false);
         }
-        let (catalog, content) = (self.catalog.clone(), content.clone());
-        let _turn = self.contents.syncs.acquire().await;
         // With the times: the pool gets them, too.
-        blocking(move || catalog.sync_content(&content, false)).await?;
+        self.sync_in_turn(content, false).await?;
         Ok(true)
     }
 
@@ -196,9 +196,18 @@ impl Inner {
     }
 
     pub(crate) async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
-        let (catalog, content) = (self.catalog.clone(), content.clone());
         let _turn = self.contents.syncs.acquire().await;
-        blocking(move || catalog.sync_content(&content, true)).await
+        self.sync_in_turn(content, true).await
+    }
+
+    /// Syncs content for a caller that has its turn, and counts a failure against the device.
+    async fn sync_in_turn(&self, content: &Arc<Content>, data_only: bool) -> Result<()> {
+        let id = ContentId(content.id);
+        let known = self.catalog.lost(id);
+        let (catalog, content) = (self.catalog.clone(), content.clone());
+        let synced = blocking(move || catalog.sync_content(&content, data_only)).await;
+        self.note_sync(id, known.as_ref(), &synced);
+        synced
     }
 
     /// Returns a file as it is to be sent; `None`: it is clean, and the content that the pool has by now was given up.

@@ -84,13 +84,17 @@ async fn fetched_content_that_becomes_the_only_copy_is_synced_before_the_catalog
         let mut txn = Txn::begin(&overlay.inner);
         txn.pool_has(Ino::ROOT, b"f", None).unwrap();
         overlay.inner.lost_in_pool(&mut txn, ino).unwrap();
-        assert_eq!(overlay.inner.catalog.to_sync_first(), 1);
+        assert_eq!(overlay.inner.catalog.to_sync_first(), 0, "a change that is not written registers nothing");
         txn.commit().unwrap();
+        assert_eq!(overlay.inner.catalog.to_sync_first(), 1);
     }
     {
         let state = node.state.lock();
         assert!(state.record.file.is_dirty() && !state.dirty_content.is_durable());
     }
+    let inner = overlay.inner.clone();
+    blocking(move || inner.sync_now(false)).await.unwrap();
+    assert!(node.state.lock().dirty_content.is_durable());
     overlay.shutdown().await.unwrap();
 }
 
