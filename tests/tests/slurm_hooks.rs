@@ -30,12 +30,23 @@ impl Node {
         let mount = directives::mount(1, 100);
         chown(mount.path(""), Some(USER), None).unwrap();
         let node = Self { mount };
-        let text = node.mount.place.at("script");
-        fs::write(&text, script(&node.mount, directives, "true")).unwrap();
-        let mut command = Command::new(forebay());
-        command.args(["slurm", "bb", "data-in", "--exchange"]).arg(node.exchange()).arg("7").arg(text);
-        run(&mut command, COMMAND).ok();
+        node.request(directives);
         node
+    }
+
+    /// The controller tells what a job asks for.
+    fn request(&self, directives: &[&str]) {
+        let text = self.mount.place.at("script");
+        fs::write(&text, script(&self.mount, directives, "true")).unwrap();
+        let mut command = Command::new(forebay());
+        command.args(["slurm", "bb", "data-in", "--exchange"]).arg(self.exchange()).arg("7").arg(text);
+        run(&mut command, COMMAND).ok();
+    }
+
+    /// The controller forgets the job.
+    fn teardown(&self) {
+        let mut command = Command::new(forebay());
+        run(command.args(["slurm", "bb", "teardown", "--exchange"]).arg(self.exchange()).arg("7"), COMMAND).ok();
     }
 
     fn exchange(&self) -> PathBuf {
@@ -233,10 +244,38 @@ fn a_node_that_cannot_tell_whether_the_job_ran_keeps_what_is_in_its_scratch_dire
     let node = Node::new(&RESULT);
     node.hook("prolog", &two).ok();
     let result = node.write();
-    let mut command = Command::new(forebay());
-    run(command.args(["slurm", "bb", "teardown", "--exchange"]).arg(node.exchange()).arg("7"), COMMAND).ok();
+    node.teardown();
     let answer = node.hook("epilog", &two).ok();
     assert!(answer.err.contains("does not tell any more"), "{answer}");
     assert_eq!(fs::read_to_string(&result).unwrap(), "result");
     assert!(!node.mount.path("out.n1").exists());
+}
+
+/// SEMANTICS 71: "An allocation whose job names results in it keeps it, with what it occupies and without its reservation,
+/// until they are committed or given up."
+///
+/// Slurm gives the number of a job again when it has used all of them.
+#[test]
+fn a_job_that_gets_no_allocation_leaves_the_results_of_an_earlier_job_of_its_number() {
+    let node = Node::new(&[RESULT[0], RESULT[1], "#DW fb when=success"]);
+    node.hook("prolog", &[]).ok();
+    let result = node.write();
+    node.hook("epilog", &[]).ok();
+    let copy_in = "#DW copy_in source=MOUNT/in/0 destination=$DW_JOB_STRIPED/in";
+    for outcome in [None, Some("given-up")] {
+        node.teardown();
+        node.request(&[RESULT[0], RESULT[1], copy_in]);
+        let answer = node.hook("prolog", &[]).ok();
+        assert!(answer.err.contains("an earlier job of this name"), "{answer}");
+        assert_eq!(node.report()["progress"], "stage-in-failed");
+        if let Some(outcome) = outcome {
+            let request: Value =
+                serde_json::from_slice(&fs::read(node.exchange().join("job.7/request.json")).unwrap()).unwrap();
+            let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": outcome });
+            fs::write(node.exchange().join("job.7/outcome.json"), outcome.to_string()).unwrap();
+        }
+        let answer = node.hook("epilog", &[]).ok();
+        assert_eq!(fs::read_to_string(&result).unwrap(), "result", "{answer}");
+        assert_eq!(node.report()["progress"], "stage-in-failed", "it has no results");
+    }
 }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use forebay_api::allocations::AllocationVerb;
 use forebay_api::operator::UserGroups;
 use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
@@ -101,7 +102,14 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             }
             Err(error) => Some(format!("the groups of user {} are not known: {error}", job.uid)),
         };
-        let mut begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        let mut begun = forebay_slurm::prolog(job, &share, until, |verb| {
+            let begins = matches!(verb, AllocationVerb::Begin(_));
+            let answer = send(entry, &job.allocation(), verb)?;
+            if let (true, Some(staged)) = (begins, &asked) {
+                staged.note_begun(entry)?;
+            }
+            Ok(answer)
+        })?;
         begun.notes.extend(unknown);
         if let Some(bytes) = begun.staged_bytes {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -131,6 +139,9 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             Err(failure) => vec![failure.what.clone()],
         };
         reasons.extend(strange_paths(&staged, (begun + args.within).saturating_duration_since(Instant::now())));
+        if reasons.is_empty() {
+            reasons.extend(staged.scratch_refusal());
+        }
         if reasons.is_empty() {
             let left = (begun + args.within).saturating_duration_since(Instant::now());
             reasons.extend(make_directories(&mut staged, &entries, left).err().map(|failure| failure.what));
@@ -244,7 +255,11 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let settled = is_settled.clone();
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
         let send = |verb| send(entry, &job.allocation(), verb);
-        let mut here = asked.clone().filter(|staged| staged.has_scratch_at(entry));
+        let has_begun = asked.as_ref().is_some_and(|staged| staged.has_begun_at(entry));
+        let mut here = asked.clone().filter(|staged| has_begun && staged.has_scratch_at(entry));
+        if fate == ResultsFate::GivenUp && !has_begun {
+            return Ok(Vec::new());
+        }
         if fate == ResultsFate::GivenUp {
             let notes = forebay_slurm::give_up(send)?;
             settled.fetch_or(here.is_some(), Ordering::Release);
@@ -261,7 +276,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             ResultsFate::Unknown => here.iter().map(|_| NO_OUTCOME.to_owned()).collect(),
             ResultsFate::Refused | ResultsFate::GivenUp => Vec::new(),
         };
-        let remains = JobRemains { has_begun: asked.is_some(), is_settled: asked.is_some() && refused.is_empty() };
+        let remains = JobRemains { has_begun, is_settled: has_begun && refused.is_empty() };
         // The allocation waits for results that were not committed.
         let keeps_scratch =
             !is_known || (!refused.is_empty() && here.as_ref().is_some_and(|staged| !staged.has_empty_scratch()));
@@ -277,7 +292,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     }
     let mut remedy = None;
     if let Some(staged) = staged {
-        let keeps_results = staged.has_results() && !is_settled.load(Ordering::Acquire);
+        let keeps_results = staged.may_have_results() && !is_settled.load(Ordering::Acquire);
         let mut reasons: Vec<String> = match &outcome {
             Ok(notes) => notes.iter().map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],

@@ -65,6 +65,9 @@ pub struct NodeRecord {
     pub node: String,
     #[serde(default)]
     pub nodes: usize,
+    /// The mounts at which the prolog began the allocation of the job. `None`: an earlier version kept the record.
+    #[serde(default)]
+    pub begun: Option<Vec<PathBuf>>,
 }
 
 /// Whether the other nodes of a job could stage.
@@ -124,6 +127,7 @@ impl StagedJob {
             is_over: false,
             node: node.name.clone(),
             nodes: node.nodes,
+            begun: Some(Vec::new()),
         };
         let records = args.records.records.clone();
         let staged = Self { job: job.clone(), node, exchange: Some(exchange), records, record };
@@ -333,7 +337,7 @@ impl StagedJob {
         if reasons.is_empty() {
             self.record.is_staged = true;
             let cleared = gone(std::fs::remove_file(&refusal)).map_err(|e| Failure::io(refusal.display(), &e));
-            let recorded = cleared.and_then(|()| self.store());
+            let recorded = cleared.and_then(|()| self.store_again());
             reasons.extend(recorded.err().map(|failure| format!("it cannot be recorded: {}", failure.what)));
         }
         if reasons.is_empty() {
@@ -342,7 +346,7 @@ impl StagedJob {
         self.record.is_staged = false;
         // Each of the three keeps the tasks from running.
         let refused = write_for_tasks(&refusal, &reasons.join("; ")).map_err(|e| Failure::io(refusal.display(), &e));
-        let recorded = self.store();
+        let recorded = self.store_again();
         self.report(NodeProgress::StageInFailed, reasons).and(refused).and(recorded)
     }
 
@@ -567,5 +571,6 @@ fn scratch_mount(request: &ExchangedRequest, entries: &[RegisteredMount]) -> Opt
     Some(entry.mountpoint().to_owned())
 }
 
+mod noted;
 #[cfg(test)]
 mod tests;
