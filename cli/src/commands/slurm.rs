@@ -110,6 +110,11 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             }
             Ok(answer)
         })?;
+        if !share.needs_allocation()
+            && let Some(refused) = begun.not_begun
+        {
+            return Ok(vec![HookNote::Unneeded(refused)]);
+        }
         begun.notes.extend(unknown);
         if let Some(bytes) = begun.staged_bytes {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -130,9 +135,9 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         let is_reason = |note: &&HookNote| match note {
             // What the profile names is staged as far as possible.
             HookNote::Short(_) => !staging.stage_in.is_empty(),
-            // Nothing would remove its scratch directory, or write back what it declares.
-            HookNote::NotBegun(_) => staging.needs_allocation(),
-            HookNote::NoView(_) => false,
+            // Nothing would stage what it names, remove its scratch directory, or write back what it declares.
+            HookNote::NotBegun(_) => true,
+            HookNote::NoView(_) | HookNote::Unneeded(_) => false,
         };
         let mut reasons: Vec<String> = match &outcome {
             Ok(notes) => notes.iter().filter(is_reason).map(HookNote::to_string).collect(),
@@ -163,12 +168,14 @@ enum HookNote {
     NoView(String),
     /// The mount has refused the allocation of the job.
     NotBegun(String),
+    /// A mount has refused it at which the job names nothing: the job runs all the same.
+    Unneeded(String),
 }
 
 impl fmt::Display for HookNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short(what) | Self::NotBegun(what) => f.write_str(what),
+            Self::Short(what) | Self::NotBegun(what) | Self::Unneeded(what) => f.write_str(what),
             Self::NoView(why) => write!(f, "no view: {why}"),
         }
     }

@@ -174,6 +174,7 @@ impl StagedJob {
             profile: staging.profile.clone(),
             lease_secs: staging.lease_secs,
             has_results: self.has_results() && self.has_scratch_at(entry),
+            has_scratch: staging.scratch_bytes.is_some() && self.has_scratch_at(entry),
         }
     }
 
