@@ -279,3 +279,20 @@ fn a_job_that_gets_no_allocation_leaves_the_results_of_an_earlier_job_of_its_num
         assert_eq!(node.report()["progress"], "stage-in-failed", "it has no results");
     }
 }
+
+/// SEMANTICS 82: "The results of a job are committed however the job ended."
+#[test]
+fn results_at_a_mount_that_is_gone_are_missing() {
+    let node = Node::new(&RESULT);
+    node.hook("prolog", &[]).ok();
+    let result = node.write();
+    // As if this mount were another one than that with the scratch directory.
+    let path = node.records().join("7.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    (record["scratch_mount"], record["begun"]) = ("/gone".into(), serde_json::json!(["/gone"]));
+    fs::write(&path, record.to_string()).unwrap();
+    let answer = node.hook("epilog", &[]).ok();
+    assert_eq!(node.report()["progress"], "results-missing", "{answer}");
+    assert_eq!(fs::read_to_string(&result).unwrap(), "result");
+    assert!(names(&node.records()).contains(&"7.json".to_owned()), "the epilog can be repeated");
+}

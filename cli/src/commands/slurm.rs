@@ -320,6 +320,10 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         if let Err(failure) = kept {
             output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
         }
+        if keeps_results && reasons.is_empty() && matches!(fate, ResultsFate::Kept | ResultsFate::Unknown) {
+            // The mount with the scratch directory is gone.
+            reasons.push(staged.remedy());
+        }
         if let Err(failure) = staged.written_back(fate, reasons, keeps_results && outcome.is_ok()) {
             output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
         }
