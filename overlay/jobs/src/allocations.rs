@@ -329,10 +329,10 @@ impl JobsInner {
     /// Ends staging, observation and leases.
     fn release_holdings(&self, id: &str, end: JobEnd) -> Result<()> {
         self.stop_staging(id);
-        if let Some(number) = self.registry.number_of(id) {
-            self.finish_job(number, end)?;
-        }
-        self.engine.end_leases_of(id)
+        // The collector records the end of the job again if that fails, and ends no lease of an allocation.
+        let ended = self.registry.number_of(id).map_or(Ok(None), |number| self.finish_job(number, end));
+        self.engine.end_leases_of(id)?;
+        ended.map(drop)
     }
 
     /// Goes on with the allocations of an earlier daemon.
