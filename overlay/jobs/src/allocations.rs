@@ -355,6 +355,12 @@ impl JobsInner {
                 let failed = |known: &mut AllocationRecord| Ok(known.state.fail(AllocationWork::Run, reason));
                 record = self.change_allocation(&record.id, failed)?.unwrap_or(record);
             }
+            // Its job writes no more to its scratch directory, which stays. The earlier daemon may have died before this.
+            if matches!(record.state, AllocationState::Failed { during: AllocationWork::Run, .. })
+                && let Err(error) = self.engine.unreserve_scratch(&record.id)
+            {
+                tracing::error!(%error, "allocation {}: its scratch directory keeps its reservation", record.id);
+            }
             self.allocations.note(&record);
             // The earlier daemon may have died before it removed it.
             if record.needs_no_scratch()

@@ -14,6 +14,8 @@ use forebay_prefetch::signature::Invocation;
 use super::*;
 use crate::accounting::{PartMap, UsedFile};
 
+mod boots;
+
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const RULES: &str = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"tmp*\"\nwrite = \"local\"\n";
 const RDWR: i32 = rustix::fs::OFlags::RDWR.bits() as i32;
