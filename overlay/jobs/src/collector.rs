@@ -200,6 +200,12 @@ impl JobsInner {
         }
         let mut going_on = self.unended_jobs()?;
         going_on.retain_mut(|(_, head)| {
+            if head.is_of_earlier_boot() {
+                head.clients.clear();
+                head.cgroup_ids.clear();
+                head.summary.cgroups.clear();
+                head.summary.processes.clear();
+            }
             head.clients.retain(Process::is_alive);
             !head.clients.is_empty() || head.is_held
         });
@@ -210,6 +216,7 @@ impl JobsInner {
                 continue;
             }
             head.summary.interrupted = true;
+            head.note_boot();
             let uses = Accounting::continued(local.remove(&serial).unwrap_or_default());
             self.run_job(&mut self.registry.table.lock(), serial, head, uses);
         }
@@ -265,7 +272,7 @@ impl JobsInner {
                 self.settle_files(job, EndedJob { user: users.get(&job).copied(), files }, false);
             }
         }
-        outcome.and(self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive)))
+        outcome.and(self.end_leases_left_by(|head| !head.is_held && !head.has_client()))
     }
 
     /// Goes on with a job that an earlier daemon began: the observer learns its processes.
