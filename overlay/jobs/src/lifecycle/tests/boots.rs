@@ -30,25 +30,15 @@ async fn the_scratch_directory_of_a_job_that_a_restart_ended_stays_without_its_r
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_the_name_of_a_process_or_cgroup_of_an_earlier_boot_keeps_no_file() {
     let daemon = Daemon::start().await;
-    let (engine, observed) = (daemon.jobs.inner.engine.clone(), client());
+    let observed = client();
     let begun = JobRequest { members: Members::Processes(vec![observed.id()]), ..request("j") };
     daemon.jobs.begin_job(begun, myself(), 0).await.unwrap();
     daemon.make("j", "tmp-1").await;
-    daemon.jobs.shutdown().await.unwrap();
-    let mut recorded = None;
-    engine
-        .catalog()
-        .jobs(|serial, head| {
-            recorded = Some((serial, head));
-            Ok(true)
-        })
-        .unwrap();
-    let (serial, mut head) = recorded.unwrap();
-    assert!(!head.is_of_earlier_boot());
-    head.boot = "earlier".into();
-    engine.catalog().put_job(serial, &mut head, None).unwrap();
-    drop(engine);
-    let daemon = daemon.is_followed().await;
+    for running in daemon.jobs.inner.registry.table.lock().running.values_mut() {
+        assert!(!running.head.is_of_earlier_boot());
+        running.head.boot = "earlier".into();
+    }
+    let daemon = daemon.ends().await;
     assert!(!daemon.jobs.inner.registry.runs("j"));
     daemon.until_gone("tmp-1").await;
     end(observed);
