@@ -14,7 +14,7 @@ use forebay_prefetch::signature::Invocation;
 use super::*;
 use crate::accounting::{PartMap, UsedFile};
 
-mod boots;
+mod earlier;
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const RULES: &str = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"tmp*\"\nwrite = \"local\"\n";

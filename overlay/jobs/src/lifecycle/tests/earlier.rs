@@ -1,4 +1,4 @@
-//! Jobs and allocations of an earlier boot of the machine.
+//! Jobs and allocations of an earlier daemon, or of an earlier boot of the machine.
 
 use forebay_api::scratch::ScratchRequest;
 
@@ -41,5 +41,25 @@ async fn what_has_the_name_of_a_process_or_cgroup_of_an_earlier_boot_keeps_no_fi
     let daemon = daemon.ends().await;
     assert!(!daemon.jobs.inner.registry.runs("j"));
     daemon.until_gone("tmp-1").await;
+    end(observed);
+}
+
+/// The process that observed the job ended while there was no mount.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_file_of_a_job_whose_end_the_next_daemon_cannot_record_stays() {
+    let daemon = Daemon::start().await;
+    let (observer, observed) = (client(), client());
+    let begun = JobRequest { members: Members::Processes(vec![observed.id()]), ..request("j") };
+    daemon.jobs.begin_job(begun, Process::of(observer.id()), 0).await.unwrap();
+    daemon.make("j", "tmp-1").await;
+    daemon.jobs.shutdown().await.unwrap();
+    end(observer);
+    let daemon = daemon.is_replaced().await;
+    daemon.faults.fail_write(1);
+    assert!(daemon.jobs.inner.take_up_jobs().is_err());
+    assert!(daemon.faults.has_failed());
+    daemon.jobs.inner.take_up_jobs().unwrap();
+    daemon.until_settled().await;
+    assert!(daemon.has("tmp-1").await, "a process of the job lives");
     end(observed);
 }
