@@ -6,6 +6,7 @@ mod copies;
 mod persistent;
 mod staging;
 
+use std::cell::Cell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -261,7 +262,13 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let is_settled = Arc::new(AtomicBool::new(false));
     let settled = is_settled.clone();
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
-        let send = |verb| send(entry, &job.allocation(), verb);
+        let is_refused = Cell::new(false);
+        let send = |verb| {
+            let settles = matches!(verb, AllocationVerb::StageOut { .. } | AllocationVerb::Teardown { .. });
+            let answer = send(entry, &job.allocation(), verb);
+            is_refused.set(is_refused.get() || (settles && answer.is_err()));
+            answer
+        };
         let has_begun = asked.as_ref().is_some_and(|staged| staged.has_begun_at(entry));
         let mut here = asked.clone().filter(|staged| has_begun && staged.has_scratch_at(entry));
         if fate == ResultsFate::GivenUp && !has_begun {
@@ -269,7 +276,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
         if fate == ResultsFate::GivenUp {
             let notes = forebay_slurm::give_up(send)?;
-            settled.fetch_or(here.is_some(), Ordering::Release);
+            settled.fetch_or(here.is_some() && !is_refused.get(), Ordering::Release);
             return Ok(short(notes));
         }
         // Before the commit, which may take longer than this hook: then the leases and the observation of the job have
@@ -290,7 +297,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         notes.extend(refused);
         if !keeps_scratch {
             notes.extend(forebay_slurm::epilog(job, remains, until, send)?);
-            settled.fetch_or(here.is_some(), Ordering::Release);
+            settled.fetch_or(here.is_some() && !is_refused.get(), Ordering::Release);
         }
         Ok(short(notes))
     });
