@@ -43,6 +43,14 @@ impl Node {
         run(&mut command, COMMAND).ok();
     }
 
+    /// The controller tells how the job ended.
+    fn ended(&self, outcome: &str) {
+        let dir = self.exchange().join("job.7");
+        let request: Value = serde_json::from_slice(&fs::read(dir.join("request.json")).unwrap()).unwrap();
+        let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": outcome });
+        fs::write(dir.join("outcome.json"), outcome.to_string()).unwrap();
+    }
+
     /// The controller forgets the job.
     fn teardown(&self) {
         let mut command = Command::new(forebay());
@@ -157,10 +165,7 @@ fn an_epilog_that_is_repeated_discards_no_results_of_which_the_fate_is_unknown()
     }
     assert_eq!(names(&node.records()), ["7.json"], "nothing else is kept of it");
     // The controller tells at last.
-    let request: Value =
-        serde_json::from_slice(&fs::read(node.exchange().join("job.7/request.json")).unwrap()).unwrap();
-    let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": "succeeded" });
-    fs::write(node.exchange().join("job.7/outcome.json"), outcome.to_string()).unwrap();
+    node.ended("succeeded");
     node.hook("epilog", &[]).ok();
     assert_eq!(node.committed(), "result");
 }
@@ -246,7 +251,7 @@ fn a_node_that_cannot_tell_whether_the_job_ran_keeps_what_is_in_its_scratch_dire
     let result = node.write();
     node.teardown();
     let answer = node.hook("epilog", &two).ok();
-    assert!(answer.err.contains("does not tell any more"), "{answer}");
+    assert!(answer.err.contains("does not tell any more") && answer.err.contains("forebay scratch commit"), "{answer}");
     assert_eq!(fs::read_to_string(&result).unwrap(), "result");
     assert!(!node.mount.path("out.n1").exists());
 }
@@ -269,10 +274,7 @@ fn a_job_that_gets_no_allocation_leaves_the_results_of_an_earlier_job_of_its_num
         assert!(answer.err.contains("an earlier job of this name"), "{answer}");
         assert_eq!(node.report()["progress"], "stage-in-failed");
         if let Some(outcome) = outcome {
-            let request: Value =
-                serde_json::from_slice(&fs::read(node.exchange().join("job.7/request.json")).unwrap()).unwrap();
-            let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": outcome });
-            fs::write(node.exchange().join("job.7/outcome.json"), outcome.to_string()).unwrap();
+            node.ended(outcome);
         }
         let answer = node.hook("epilog", &[]).ok();
         assert_eq!(fs::read_to_string(&result).unwrap(), "result", "{answer}");
@@ -295,4 +297,27 @@ fn results_at_a_mount_that_is_gone_are_missing() {
     assert_eq!(node.report()["progress"], "results-missing", "{answer}");
     assert_eq!(fs::read_to_string(&result).unwrap(), "result");
     assert!(names(&node.records()).contains(&"7.json".to_owned()), "the epilog can be repeated");
+}
+
+/// SEMANTICS 82: "The results of a job are committed however the job ended."
+///
+/// The controller forgets a job that has waited long enough for its epilogs.
+#[test]
+fn an_epilog_of_a_job_of_two_nodes_can_be_repeated_after_its_teardown() {
+    let two = [("SLURM_NODELIST", "n[1-2]")];
+    let node = Node::new(&[RESULT[0], RESULT[1], "#DW fb when=success"]);
+    node.hook("prolog", &two).ok();
+    node.write();
+    let mut report = node.report();
+    report["node"] = "n2".into();
+    fs::write(node.exchange().join("job.7/node.n2.json"), report.to_string()).unwrap();
+    node.ended("succeeded");
+    node.mount.kill_all();
+    node.hook("epilog", &two).refused(NO_DAEMON, &["SLURM_JOB_ID=7", "slurm epilog"]);
+    node.teardown();
+    node.mount.mount();
+    let answer = node.hook("epilog", &two).ok();
+    assert!(listed(&node.mount).is_empty(), "{answer}");
+    assert_eq!(names(&node.records()), Vec::<String>::new());
+    assert_eq!(fs::read_to_string(node.mount.pool("out.n1")).unwrap(), "result");
 }

@@ -245,7 +245,7 @@ fn make_directories(staged: &mut StagedJob, entries: &[RegisteredMount], left: D
 fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
     let entries = entries(args)?;
-    let (staged, is_known) = match StagedJob::kept(args, &job) {
+    let (mut staged, is_known) = match StagedJob::kept(args, &job) {
         Ok(staged) => (staged, true),
         Err(failure) => {
             let id = job.allocation();
@@ -258,6 +258,11 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     };
     // The controller tells soon, or not at all.
     let fate = staged.as_ref().map_or(ResultsFate::Kept, |staged| staged.fate(begun + args.within / 2));
+    if let Some(staged) = staged.as_mut().filter(|staged| staged.has_results())
+        && let Err(failure) = staged.note_known(fate)
+    {
+        output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
+    }
     let asked = staged.clone();
     let is_settled = Arc::new(AtomicBool::new(false));
     let settled = is_settled.clone();
@@ -329,12 +334,12 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         }
         if keeps_results && reasons.is_empty() && matches!(fate, ResultsFate::Kept | ResultsFate::Unknown) {
             // The mount with the scratch directory is gone.
-            reasons.push(staged.remedy());
+            reasons.push(staged.remedy(fate));
         }
         if let Err(failure) = staged.written_back(fate, reasons, keeps_results && outcome.is_ok()) {
             output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
         }
-        remedy = keeps_results.then(|| staged.remedy());
+        remedy = keeps_results.then(|| staged.remedy(fate));
     }
     staging::forget_settled(&args.records.records);
     if let (Some(remedy), Ok(_)) = (&remedy, &outcome) {

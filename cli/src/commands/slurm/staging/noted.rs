@@ -4,9 +4,10 @@ use std::sync::PoisonError;
 
 use forebay_daemon::Failure;
 use forebay_daemon::registry::RegisteredMount;
-use forebay_slurm::exchange::get;
+use forebay_slurm::SlurmJob;
+use forebay_slurm::exchange::{NodeProgress, NodeReport, get};
 
-use super::{NodeRecord, RECORD_LOCK, StagedJob, record_name};
+use super::{NodeRecord, RECORD_LOCK, ResultsFate, StagedJob, record_name};
 
 impl StagedJob {
     /// Notes that a mount has begun the allocation of the job.
@@ -38,6 +39,46 @@ impl StagedJob {
         let has_begun = self.record.begun.as_ref().is_none_or(|begun| begun.contains(mount));
         let is_needed = self.record.request.staging.scratch_bytes.is_some() && !has_begun;
         is_needed.then(|| format!("{}: its allocation has not begun in time", mount.display()))
+    }
+
+    /// Notes what the controller and the other nodes tell only until the job is torn down: an epilog that is repeated later
+    /// needs it.
+    pub fn note_known(&mut self, fate: ResultsFate) -> Result<(), Failure> {
+        let others_staged = self.record.others_staged || (self.node.nodes > 1 && self.have_others_staged());
+        let is_wanted = self.record.is_wanted || fate == ResultsFate::Kept;
+        if (others_staged, is_wanted) == (self.record.others_staged, self.record.is_wanted) {
+            return Ok(());
+        }
+        (self.record.others_staged, self.record.is_wanted) = (others_staged, is_wanted);
+        self.change_record(|record| (record.others_staged, record.is_wanted) = (others_staged, is_wanted))
+    }
+
+    /// Returns whether each node of the job is known to have staged.
+    fn have_others_staged(&self) -> bool {
+        let (Some(exchange), attempt) = (&self.exchange, &self.record.request.attempt) else { return false };
+        let reports = exchange.reports(&self.job.id, attempt).unwrap_or_default();
+        // Read after the reports, because it is removed before them.
+        let request = exchange.request(&self.job.id);
+        let is_there = request.is_ok_and(|known| known.is_some_and(|known| known.attempt == *attempt));
+        let has_staged = |report: &NodeReport| report.progress != NodeProgress::StageInFailed;
+        is_there && reports.len() >= self.node.nodes && reports.iter().all(has_staged)
+    }
+
+    /// Returns how results of the job are committed later.
+    pub fn remedy(&self, fate: ResultsFate) -> String {
+        let SlurmJob { id, uid, .. } = &self.job;
+        let is_known = fate != ResultsFate::Unknown && (self.node.nodes <= 1 || self.record.others_staged);
+        let kept = "what may be results is in its scratch directory, which stays";
+        if !is_known || !self.record.is_staged {
+            return format!(
+                "{kept}: `forebay scratch list` names it, `forebay scratch commit` moves results of it, `forebay scratch \
+                 discard` gives them up"
+            );
+        }
+        format!(
+            "{kept}: `SLURM_JOB_ID={id} SLURM_JOB_UID={uid} forebay slurm epilog` commits it, with the options that the \
+             node's Epilog has"
+        )
     }
 
     /// Stores the record. Mounts that were noted meanwhile stay noted.
