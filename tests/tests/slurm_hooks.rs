@@ -269,6 +269,10 @@ fn a_job_that_gets_no_allocation_leaves_the_results_of_an_earlier_job_of_its_num
     let copy_in = "#DW copy_in source=MOUNT/in/0 destination=$DW_JOB_STRIPED/in";
     for outcome in [None, Some("given_up")] {
         node.teardown();
+        if outcome.is_some() {
+            // Before, it is in `staging-out`.
+            job(&node.mount, "teardown", "slurm-7", &[]);
+        }
         node.request(&[RESULT[0], RESULT[1], copy_in]);
         let answer = node.hook("prolog", &[]).ok();
         assert!(answer.err.contains("an earlier job of this name"), "{answer}");

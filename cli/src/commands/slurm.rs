@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use forebay_api::allocations::AllocationVerb;
+use forebay_api::allocations::{AllocationPhase, AllocationVerb};
 use forebay_api::operator::UserGroups;
 use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
@@ -104,8 +104,16 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             Err(error) => Some(format!("the groups of user {} are not known: {error}", job.uid)),
         };
         let mut begun = forebay_slurm::prolog(job, &share, until, |verb| {
-            let begins = matches!(verb, AllocationVerb::Begin(_));
-            let answer = send(entry, &job.allocation(), verb)?;
+            let (id, begins) = (job.allocation(), matches!(verb, AllocationVerb::Begin(_)));
+            let answer = send(entry, &id, verb)?;
+            // A job that is about to start has not ended, and a requeue begins another attempt.
+            if begins && answer.as_ref().is_some_and(|known| known.phase == AllocationPhase::StagingOut) {
+                let what = format!(
+                    "an earlier job of this name is not written back: `forebay job stage-out {id}` does it, `forebay job \
+                     teardown {id}` ends it"
+                );
+                return Err(Failure::new(FailureKind::Busy, what));
+            }
             if let (true, Some(staged)) = (begins, &asked) {
                 staged.note_begun(entry)?;
             }
@@ -169,7 +177,7 @@ enum HookNote {
     NoView(String),
     /// The mount has refused the allocation of the job.
     NotBegun(String),
-    /// A mount has refused it at which the job names nothing: the job runs all the same.
+    /// A mount at which the job names nothing has refused its allocation: the job runs all the same.
     Unneeded(String),
 }
 
