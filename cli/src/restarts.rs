@@ -40,7 +40,7 @@ pub fn taken_once<T>(
     is_left: impl Fn() -> Result<bool, Failure>,
 ) -> Result<Option<T>, Failure> {
     for _ in 0..DEATHS_MAX {
-        let worker = worker_of(entry);
+        let worker = awaited(entry, |_| true);
         match call() {
             // A worker that lives may still be at it.
             Err(failure) if failure.kind == FailureKind::NoDaemon && is_replaced(entry, worker) => {
@@ -61,13 +61,17 @@ fn worker_of(entry: &RegisteredMount) -> Option<Process> {
 
 /// Waits until another worker is there in place of one that is dead.
 fn is_replaced(entry: &RegisteredMount, worker: Option<Process>) -> bool {
-    let Some(worker) = worker else { return false };
+    worker.is_some_and(|worker| awaited(entry, |next| *next != worker).is_some())
+}
+
+/// Waits for such a worker of a mount, while its daemon may start one.
+fn awaited(entry: &RegisteredMount, is_such: impl Fn(&Process) -> bool) -> Option<Process> {
     let until = Instant::now() + RESTART;
-    while entry.supervisor_alive() && Instant::now() < until {
-        if worker_of(entry).is_some_and(|next| next != worker) {
-            return true;
+    loop {
+        let worker = worker_of(entry).filter(&is_such);
+        if worker.is_some() || !entry.supervisor_alive() || Instant::now() >= until {
+            return worker;
         }
         std::thread::sleep(PAUSE);
     }
-    false
 }

@@ -30,12 +30,31 @@ impl Node {
         let mount = directives::mount(1, 100);
         chown(mount.path(""), Some(USER), None).unwrap();
         let node = Self { mount };
-        let text = node.mount.place.at("script");
-        fs::write(&text, script(&node.mount, directives, "true")).unwrap();
-        let mut command = Command::new(forebay());
-        command.args(["slurm", "bb", "data-in", "--exchange"]).arg(node.exchange()).arg("7").arg(text);
-        run(&mut command, COMMAND).ok();
+        node.request(directives);
         node
+    }
+
+    /// The controller tells what a job asks for.
+    fn request(&self, directives: &[&str]) {
+        let text = self.mount.place.at("script");
+        fs::write(&text, script(&self.mount, directives, "true")).unwrap();
+        let mut command = Command::new(forebay());
+        command.args(["slurm", "bb", "data-in", "--exchange"]).arg(self.exchange()).arg("7").arg(text);
+        run(&mut command, COMMAND).ok();
+    }
+
+    /// The controller tells how the job ended.
+    fn ended(&self, outcome: &str) {
+        let dir = self.exchange().join("job.7");
+        let request: Value = serde_json::from_slice(&fs::read(dir.join("request.json")).unwrap()).unwrap();
+        let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": outcome });
+        fs::write(dir.join("outcome.json"), outcome.to_string()).unwrap();
+    }
+
+    /// The controller forgets the job.
+    fn teardown(&self) {
+        let mut command = Command::new(forebay());
+        run(command.args(["slurm", "bb", "teardown", "--exchange"]).arg(self.exchange()).arg("7"), COMMAND).ok();
     }
 
     fn exchange(&self) -> PathBuf {
@@ -72,13 +91,6 @@ impl Node {
     }
 
     /// The controller tells that the job succeeded.
-    fn tell_success(&self) {
-        let request: Value =
-            serde_json::from_slice(&fs::read(self.exchange().join("job.7/request.json")).unwrap()).unwrap();
-        let outcome = serde_json::json!({ "attempt": request["attempt"], "outcome": "succeeded" });
-        fs::write(self.exchange().join("job.7/outcome.json"), outcome.to_string()).unwrap();
-    }
-
     fn committed(&self) -> String {
         assert!(listed(&self.mount).is_empty(), "{:?}", listed(&self.mount));
         assert_eq!(names(&self.records()), Vec::<String>::new());
@@ -153,7 +165,8 @@ fn an_epilog_that_is_repeated_discards_no_results_of_which_the_fate_is_unknown()
         assert_eq!(node.report()["progress"], "results-missing");
     }
     assert_eq!(names(&node.records()), ["7.json"], "nothing else is kept of it");
-    node.tell_success();
+    // The controller tells at last.
+    node.ended("succeeded");
     node.hook("epilog", &[]).ok();
     assert_eq!(node.committed(), "result");
 }
@@ -170,7 +183,7 @@ fn a_repeated_epilog_destroys_a_persistent_directory_that_was_in_use() {
     assert!(answer.err.contains("job 8 uses it"), "{answer}");
     assert_eq!(listed(&node.mount).len(), 2);
     fs::remove_file(node.records().join("8.json")).unwrap();
-    node.tell_success();
+    node.ended("succeeded");
     node.hook("epilog", &[]).ok();
     wait_until("it is destroyed", || listed(&node.mount).is_empty());
     assert_eq!(node.committed(), "result");
@@ -255,10 +268,79 @@ fn a_node_that_cannot_tell_whether_the_job_ran_keeps_what_is_in_its_scratch_dire
     let node = Node::new(&RESULT);
     node.hook("prolog", &two).ok();
     let result = node.write();
-    let mut command = Command::new(forebay());
-    run(command.args(["slurm", "bb", "teardown", "--exchange"]).arg(node.exchange()).arg("7"), COMMAND).ok();
+    node.teardown();
     let answer = node.hook("epilog", &two).ok();
-    assert!(answer.err.contains("does not tell any more"), "{answer}");
+    assert!(answer.err.contains("does not tell any more") && answer.err.contains("forebay scratch commit"), "{answer}");
     assert_eq!(fs::read_to_string(&result).unwrap(), "result");
     assert!(!node.mount.path("out.n1").exists());
+}
+
+/// SEMANTICS 71: "An allocation whose job names results in it keeps it, with what it occupies and without its reservation,
+/// until they are committed or given up."
+///
+/// Slurm gives the number of a job again when it has used all of them.
+#[test]
+fn a_job_that_gets_no_allocation_leaves_the_results_of_an_earlier_job_of_its_number() {
+    let node = Node::new(&[RESULT[0], RESULT[1], "#DW fb when=success"]);
+    node.hook("prolog", &[]).ok();
+    let result = node.write();
+    node.hook("epilog", &[]).ok();
+    let copy_in = "#DW copy_in source=MOUNT/in/0 destination=$DW_JOB_STRIPED/in";
+    for outcome in [None, Some("given_up")] {
+        node.teardown();
+        if outcome.is_some() {
+            // Before, it is in `staging-out`.
+            job(&node.mount, "teardown", "slurm-7", &[]);
+        }
+        node.request(&[RESULT[0], RESULT[1], copy_in]);
+        let answer = node.hook("prolog", &[]).ok();
+        assert!(answer.err.contains("an earlier job of this name"), "{answer}");
+        assert_eq!(node.report()["progress"], "stage-in-failed");
+        if let Some(outcome) = outcome {
+            node.ended(outcome);
+        }
+        let answer = node.hook("epilog", &[]).ok();
+        assert_eq!(fs::read_to_string(&result).unwrap(), "result", "{answer}");
+        assert_eq!(node.report()["progress"], "stage-in-failed", "it has no results");
+    }
+}
+
+/// SEMANTICS 82: "The results of a job are committed however the job ended."
+#[test]
+fn results_at_a_mount_that_is_gone_are_missing() {
+    let node = Node::new(&RESULT);
+    node.hook("prolog", &[]).ok();
+    let result = node.write();
+    // As if this mount were another one than that with the scratch directory.
+    let path = node.records().join("7.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    (record["scratch_mount"], record["begun"]) = ("/gone".into(), serde_json::json!(["/gone"]));
+    fs::write(&path, record.to_string()).unwrap();
+    let answer = node.hook("epilog", &[]).ok();
+    assert_eq!(node.report()["progress"], "results-missing", "{answer}");
+    assert_eq!(fs::read_to_string(&result).unwrap(), "result");
+    assert!(names(&node.records()).contains(&"7.json".to_owned()), "the epilog can be repeated");
+}
+
+/// SEMANTICS 82: "The results of a job are committed however the job ended."
+///
+/// The controller forgets a job that has waited long enough for its epilogs.
+#[test]
+fn an_epilog_of_a_job_of_two_nodes_can_be_repeated_after_its_teardown() {
+    let two = [("SLURM_NODELIST", "n[1-2]")];
+    let node = Node::new(&[RESULT[0], RESULT[1], "#DW fb when=success"]);
+    node.hook("prolog", &two).ok();
+    node.write();
+    let mut report = node.report();
+    report["node"] = "n2".into();
+    fs::write(node.exchange().join("job.7/node.n2.json"), report.to_string()).unwrap();
+    node.ended("succeeded");
+    node.mount.kill_all();
+    node.hook("epilog", &two).refused(NO_DAEMON, &["SLURM_JOB_ID=7", "slurm epilog"]);
+    node.teardown();
+    node.mount.mount();
+    let answer = node.hook("epilog", &two).ok();
+    assert!(listed(&node.mount).is_empty(), "{answer}");
+    assert_eq!(names(&node.records()), Vec::<String>::new());
+    assert_eq!(fs::read_to_string(node.mount.pool("out.n1")).unwrap(), "result");
 }

@@ -6,6 +6,7 @@ mod copies;
 mod persistent;
 mod staging;
 
+use std::cell::Cell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use forebay_api::allocations::{AllocationPhase, AllocationVerb};
 use forebay_api::operator::UserGroups;
 use forebay_api::views::ViewRequest;
 use forebay_daemon::registry::{self, RegisteredMount};
@@ -101,7 +103,27 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             }
             Err(error) => Some(format!("the groups of user {} are not known: {error}", job.uid)),
         };
-        let mut begun = forebay_slurm::prolog(job, &share, until, |verb| send(entry, &job.allocation(), verb))?;
+        let mut begun = forebay_slurm::prolog(job, &share, until, |verb| {
+            let (id, begins) = (job.allocation(), matches!(verb, AllocationVerb::Begin(_)));
+            let answer = send(entry, &id, verb)?;
+            // A job that is about to start has not ended, and a requeue begins another attempt.
+            if begins && answer.as_ref().is_some_and(|known| known.phase == AllocationPhase::StagingOut) {
+                let what = format!(
+                    "an earlier job of this name is not written back: `forebay job stage-out {id}` does it, `forebay job \
+                     teardown {id}` ends it"
+                );
+                return Err(Failure::new(FailureKind::Busy, what));
+            }
+            if let (true, Some(staged)) = (begins, &asked) {
+                staged.note_begun(entry)?;
+            }
+            Ok(answer)
+        })?;
+        if !share.needs_allocation()
+            && let Some(refused) = begun.not_begun
+        {
+            return Ok(vec![HookNote::Unneeded(refused)]);
+        }
         begun.notes.extend(unknown);
         if let Some(bytes) = begun.staged_bytes {
             counted.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -122,15 +144,18 @@ fn prolog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         let is_reason = |note: &&HookNote| match note {
             // What the profile names is staged as far as possible.
             HookNote::Short(_) => !staging.stage_in.is_empty(),
-            // Nothing would remove its scratch directory, or write back what it declares.
-            HookNote::NotBegun(_) => staging.needs_allocation(),
-            HookNote::NoView(_) => false,
+            // Nothing would stage what it names, remove its scratch directory, or write back what it declares.
+            HookNote::NotBegun(_) => true,
+            HookNote::NoView(_) | HookNote::Unneeded(_) => false,
         };
         let mut reasons: Vec<String> = match &outcome {
             Ok(notes) => notes.iter().filter(is_reason).map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],
         };
         reasons.extend(strange_paths(&staged, (begun + args.within).saturating_duration_since(Instant::now())));
+        if reasons.is_empty() {
+            reasons.extend(staged.scratch_refusal());
+        }
         if reasons.is_empty() {
             let left = (begun + args.within).saturating_duration_since(Instant::now());
             reasons.extend(make_directories(&mut staged, &entries, left).err().map(|failure| failure.what));
@@ -152,12 +177,14 @@ enum HookNote {
     NoView(String),
     /// The mount has refused the allocation of the job.
     NotBegun(String),
+    /// A mount at which the job names nothing has refused its allocation: the job runs all the same.
+    Unneeded(String),
 }
 
 impl fmt::Display for HookNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short(what) | Self::NotBegun(what) => f.write_str(what),
+            Self::Short(what) | Self::NotBegun(what) | Self::Unneeded(what) => f.write_str(what),
             Self::NoView(why) => write!(f, "no view: {why}"),
         }
     }
@@ -226,7 +253,7 @@ fn make_directories(staged: &mut StagedJob, entries: &[RegisteredMount], left: D
 fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     let (begun, job) = (Instant::now(), SlurmJob::of(|name| std::env::var(name).ok())?);
     let entries = entries(args)?;
-    let (staged, is_known) = match StagedJob::kept(args, &job) {
+    let (mut staged, is_known) = match StagedJob::kept(args, &job) {
         Ok(staged) => (staged, true),
         Err(failure) => {
             let id = job.allocation();
@@ -239,15 +266,30 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     };
     // The controller tells soon, or not at all.
     let fate = staged.as_ref().map_or(ResultsFate::Kept, |staged| staged.fate(begun + args.within / 2));
+    if let Some(staged) = staged.as_mut().filter(|staged| staged.has_results())
+        && let Err(failure) = staged.note_known(fate)
+    {
+        output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
+    }
     let asked = staged.clone();
     let is_settled = Arc::new(AtomicBool::new(false));
     let settled = is_settled.clone();
     let outcome = at_mounts(&job, entries.clone(), begun, args.within, output, move |job, entry, until| {
-        let send = |verb| send(entry, &job.allocation(), verb);
-        let mut here = asked.clone().filter(|staged| staged.has_scratch_at(entry));
+        let is_refused = Cell::new(false);
+        let send = |verb| {
+            let settles = matches!(verb, AllocationVerb::StageOut { .. } | AllocationVerb::Teardown { .. });
+            let answer = send(entry, &job.allocation(), verb);
+            is_refused.set(is_refused.get() || (settles && answer.is_err()));
+            answer
+        };
+        let has_begun = asked.as_ref().is_some_and(|staged| staged.has_begun_at(entry));
+        let mut here = asked.clone().filter(|staged| has_begun && staged.has_scratch_at(entry));
+        if fate == ResultsFate::GivenUp && !has_begun {
+            return Ok(Vec::new());
+        }
         if fate == ResultsFate::GivenUp {
             let notes = forebay_slurm::give_up(send)?;
-            settled.fetch_or(here.is_some(), Ordering::Release);
+            settled.fetch_or(here.is_some() && !is_refused.get(), Ordering::Release);
             return Ok(short(notes));
         }
         // Before the commit, which may take longer than this hook: then the leases and the observation of the job have
@@ -261,14 +303,14 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
             ResultsFate::Unknown => here.iter().map(|_| NO_OUTCOME.to_owned()).collect(),
             ResultsFate::Refused | ResultsFate::GivenUp => Vec::new(),
         };
-        let remains = JobRemains { has_begun: asked.is_some(), is_settled: asked.is_some() && refused.is_empty() };
+        let remains = JobRemains { has_begun, is_settled: has_begun && refused.is_empty() };
         // The allocation waits for results that were not committed.
         let keeps_scratch =
             !is_known || (!refused.is_empty() && here.as_ref().is_some_and(|staged| !staged.has_empty_scratch()));
         notes.extend(refused);
         if !keeps_scratch {
             notes.extend(forebay_slurm::epilog(job, remains, until, send)?);
-            settled.fetch_or(here.is_some(), Ordering::Release);
+            settled.fetch_or(here.is_some() && !is_refused.get(), Ordering::Release);
         }
         Ok(short(notes))
     });
@@ -277,7 +319,7 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
     }
     let mut remedy = None;
     if let Some(staged) = staged {
-        let keeps_results = staged.has_results() && !is_settled.load(Ordering::Acquire);
+        let keeps_results = staged.may_have_results() && !is_settled.load(Ordering::Acquire);
         let mut reasons: Vec<String> = match &outcome {
             Ok(notes) => notes.iter().map(HookNote::to_string).collect(),
             Err(failure) => vec![failure.what.clone()],
@@ -300,10 +342,14 @@ fn epilog(args: &HookArgs, output: &Output) -> Result<Exit, Failure> {
         if let Err(failure) = kept {
             output.note(format!("forebay: {}: {}", job.allocation(), failure.what));
         }
+        if keeps_results && reasons.is_empty() && matches!(fate, ResultsFate::Kept | ResultsFate::Unknown) {
+            // The mount with the scratch directory is gone.
+            reasons.push(staged.remedy(fate));
+        }
         if let Err(failure) = staged.written_back(fate, reasons, keeps_results && outcome.is_ok()) {
             output.note(format!("forebay: {}: the controller is not told: {}", job.allocation(), failure.what));
         }
-        remedy = keeps_results.then(|| staged.remedy());
+        remedy = keeps_results.then(|| staged.remedy(fate));
     }
     staging::forget_settled(&args.records.records);
     if let (Some(remedy), Ok(_)) = (&remedy, &outcome) {

@@ -7,7 +7,7 @@ use forebay_backends::Result;
 use forebay_prefetch::signature::Invocation;
 use serde::{Deserialize, Serialize};
 
-use super::{Batch, Catalog, Ino, cf, corrupt};
+use super::{Batch, Catalog, Ino, boot_id, cf, corrupt};
 use forebay_api::jobs::{JobFile, JobSummary};
 use forebay_system::process::Process;
 
@@ -42,6 +42,27 @@ pub struct JobHead {
     /// The number of the Slurm job whose steps belong to the job.
     #[serde(default)]
     pub slurm_job: Option<String>,
+    /// The boot of the machine in which its processes live. Empty: an earlier version made the record.
+    #[serde(default)]
+    pub boot: String,
+}
+
+impl JobHead {
+    /// Returns whether the machine was restarted after the record: then no client, process or cgroup of the job is left,
+    /// whatever has its number or name now.
+    pub fn is_of_earlier_boot(&self) -> bool {
+        !self.boot.is_empty() && self.boot != boot_id()
+    }
+
+    /// Records that the job lives now.
+    pub fn note_boot(&mut self) {
+        self.boot = boot_id();
+    }
+
+    /// Returns whether a process lives that began the job.
+    pub fn has_client(&self) -> bool {
+        !self.is_of_earlier_boot() && self.clients.iter().any(Process::is_alive)
+    }
 }
 
 /// A file of the overlay that a job used.
@@ -235,6 +256,7 @@ mod tests {
             ends_leases: false,
             is_held: false,
             slurm_job: None,
+            boot: String::new(),
         }
     }
 

@@ -329,10 +329,10 @@ impl JobsInner {
     /// Ends staging, observation and leases.
     fn release_holdings(&self, id: &str, end: JobEnd) -> Result<()> {
         self.stop_staging(id);
-        if let Some(number) = self.registry.number_of(id) {
-            self.finish_job(number, end)?;
-        }
-        self.engine.end_leases_of(id)
+        // The collector records the end of the job again if that fails, and ends no lease of an allocation.
+        let ended = self.registry.number_of(id).map_or(Ok(None), |number| self.finish_job(number, end));
+        self.engine.end_leases_of(id)?;
+        ended.map(drop)
     }
 
     /// Goes on with the allocations of an earlier daemon.
@@ -354,6 +354,12 @@ impl JobsInner {
                 let reason = "the machine was restarted while the job ran";
                 let failed = |known: &mut AllocationRecord| Ok(known.state.fail(AllocationWork::Run, reason));
                 record = self.change_allocation(&record.id, failed)?.unwrap_or(record);
+            }
+            // Its job writes no more to its scratch directory, which stays. The earlier daemon may have died before this.
+            if matches!(record.state, AllocationState::Failed { during: AllocationWork::Run, .. })
+                && let Err(error) = self.engine.unreserve_scratch(&record.id)
+            {
+                tracing::error!(%error, "allocation {}: its scratch directory keeps its reservation", record.id);
             }
             self.allocations.note(&record);
             // The earlier daemon may have died before it removed it.

@@ -7,7 +7,7 @@
 //! processes. The next worker goes on with those jobs whose clients live, and marks the report as interrupted: before it
 //! answers its first request, so that no use is missed. Their processes and all descendants are added to the observer later.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
@@ -200,6 +200,12 @@ impl JobsInner {
         }
         let mut going_on = self.unended_jobs()?;
         going_on.retain_mut(|(_, head)| {
+            if head.is_of_earlier_boot() {
+                head.clients.clear();
+                head.cgroup_ids.clear();
+                head.summary.cgroups.clear();
+                head.summary.processes.clear();
+            }
             head.clients.retain(Process::is_alive);
             !head.clients.is_empty() || head.is_held
         });
@@ -210,6 +216,7 @@ impl JobsInner {
                 continue;
             }
             head.summary.interrupted = true;
+            head.note_boot();
             let uses = Accounting::continued(local.remove(&serial).unwrap_or_default());
             self.run_job(&mut self.registry.table.lock(), serial, head, uses);
         }
@@ -252,20 +259,25 @@ impl JobsInner {
             users.insert(serial, head.summary.uid);
             Ok(true)
         })?;
+        let mut undecided = HashSet::new();
         for (serial, mut head) in self.unended_jobs()? {
             let goes_on = !head.is_held && lifecycle::has_processes_left(&head);
             (head.is_held, head.summary.interrupted) = (false, true);
             head.summary.ended_unix = Some(unix_now());
             // The files that the earlier daemon recorded stay.
-            outcome = outcome.and(self.put_ended(serial, &mut head, None, goes_on));
+            let ended = self.put_ended(serial, &mut head, None, goes_on);
+            if ended.is_err() && goes_on {
+                undecided.insert(serial);
+            }
+            outcome = outcome.and(ended);
         }
-        // The files of all jobs that run are known now.
+        // The files of all jobs that run are known now. Those that were not released stay for the next daemon.
         for (job, files) in self.engine.catalog().local_files()? {
-            if !self.registry.has(job) {
+            if !self.registry.has(job) && !undecided.contains(&job) {
                 self.settle_files(job, EndedJob { user: users.get(&job).copied(), files }, false);
             }
         }
-        outcome.and(self.end_leases_left_by(|head| !head.is_held && !head.clients.iter().any(Process::is_alive)))
+        outcome.and(self.end_leases_left_by(|head| !head.is_held && !head.has_client()))
     }
 
     /// Goes on with a job that an earlier daemon began: the observer learns its processes.

@@ -130,7 +130,7 @@ impl JobsInner {
             ahead: None,
             traffic: Traffic::default(),
         };
-        let head = JobHead {
+        let mut head = JobHead {
             summary,
             is_held: client.is_none(),
             clients: client.into_iter().collect(),
@@ -140,7 +140,9 @@ impl JobsInner {
             prefetch: request.prefetch,
             ends_leases: request.ends_leases,
             slurm_job,
+            boot: String::new(),
         };
+        head.note_boot();
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let serial = micros.max(table.last_serial + 1);
         Ok((self.run_job(&mut table, serial, head, Accounting::default()), true))
@@ -495,6 +497,9 @@ impl JobsInner {
 /// Returns whether processes of a job live, as far as they are known, although no client lives.
 pub(super) fn has_processes_left(head: &JobHead) -> bool {
     let JobSummary { processes, cgroups, .. } = &head.summary;
+    if head.is_of_earlier_boot() {
+        return false;
+    }
     processes.iter().any(Process::is_alive) || attribution::any_is_within(cgroups)
 }
 

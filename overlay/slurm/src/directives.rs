@@ -64,12 +64,6 @@ impl StagingRequest {
         !self.stage_in.is_empty() || self.scratch_bytes.is_some() || self.persistent.is_needed()
     }
 
-    /// Returns whether the job must not start without an allocation: that owns its scratch directory, and writes back what
-    /// the job declares.
-    pub fn needs_allocation(&self) -> bool {
-        self.scratch_bytes.is_some() || !self.stage_out.is_empty()
-    }
-
     /// Returns whether it depends on the end of the job what becomes of its results.
     pub fn needs_outcome(&self) -> bool {
         self.when == CommitWhen::Success && !self.copy_out.is_empty()

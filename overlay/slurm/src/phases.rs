@@ -30,6 +30,16 @@ pub struct MountShare {
     pub lease_secs: Option<u64>,
     /// The job leaves results in its scratch directory at this mount.
     pub has_results: bool,
+    /// The scratch directory of the job is at this mount.
+    pub has_scratch: bool,
+}
+
+impl MountShare {
+    /// Returns whether the job must not start without an allocation at the mount: that stages what the job names, owns its
+    /// scratch directory, and writes back what the job declares.
+    pub fn needs_allocation(&self) -> bool {
+        self.has_scratch || !self.stage_in.is_empty() || !self.stage_out.is_empty()
+    }
 }
 
 /// What a prolog has done at a mount.
@@ -270,6 +280,18 @@ mod tests {
         let refused = refused.1.unwrap();
         assert_eq!(refused.not_begun.as_deref(), Some("too many"));
         assert_eq!(refused.notes, ["too many"; 2], "of the staging");
+    }
+
+    #[test]
+    fn a_job_needs_an_allocation_only_where_it_names_something() {
+        let path = || vec![TypedPath::default()];
+        let needed = [
+            MountShare { stage_in: path(), ..MountShare::default() },
+            MountShare { stage_out: path(), ..MountShare::default() },
+            MountShare { has_scratch: true, ..MountShare::default() },
+        ];
+        assert!(needed.iter().all(MountShare::needs_allocation));
+        assert!(!MountShare { views: path(), ..MountShare::default() }.needs_allocation(), "it runs without the view");
     }
 
     #[test]

@@ -65,6 +65,15 @@ pub struct NodeRecord {
     pub node: String,
     #[serde(default)]
     pub nodes: usize,
+    /// The mounts at which the prolog began the allocation of the job. `None`: an earlier version kept the record.
+    #[serde(default)]
+    pub begun: Option<Vec<PathBuf>>,
+    /// An epilog has seen that all other nodes of the job had staged.
+    #[serde(default)]
+    pub others_staged: bool,
+    /// An epilog has seen that the results are wanted.
+    #[serde(default)]
+    pub is_wanted: bool,
 }
 
 /// Whether the other nodes of a job could stage.
@@ -124,6 +133,9 @@ impl StagedJob {
             is_over: false,
             node: node.name.clone(),
             nodes: node.nodes,
+            begun: Some(Vec::new()),
+            others_staged: false,
+            is_wanted: false,
         };
         let records = args.records.records.clone();
         let staged = Self { job: job.clone(), node, exchange: Some(exchange), records, record };
@@ -170,6 +182,7 @@ impl StagedJob {
             profile: staging.profile.clone(),
             lease_secs: staging.lease_secs,
             has_results: self.has_results() && self.has_scratch_at(entry),
+            has_scratch: staging.scratch_bytes.is_some() && self.has_scratch_at(entry),
         }
     }
 
@@ -201,7 +214,7 @@ impl StagedJob {
         if told() == Some(JobOutcome::GivenUp) {
             return ResultsFate::GivenUp;
         }
-        if is_over || !request.staging.needs_outcome() {
+        if is_over || self.record.is_wanted || !request.staging.needs_outcome() {
             return ResultsFate::Kept;
         }
         if self.job.wait_status.is_some_and(|status| status != 0) {
@@ -314,7 +327,9 @@ impl StagedJob {
 
     /// Returns whether the job has not started, because another node could not stage.
     fn other_nodes(&self) -> OtherNodes {
-        let Some(exchange) = &self.exchange else { return OtherNodes::Staged };
+        let Some(exchange) = self.exchange.as_ref().filter(|_| !self.record.others_staged) else {
+            return OtherNodes::Staged;
+        };
         let attempt = &self.record.request.attempt;
         let reports = exchange.reports(&self.job.id, attempt).unwrap_or_default();
         // Read after the reports, because it is removed before them.
@@ -333,7 +348,7 @@ impl StagedJob {
         if reasons.is_empty() {
             self.record.is_staged = true;
             let cleared = gone(std::fs::remove_file(&refusal)).map_err(|e| Failure::io(refusal.display(), &e));
-            let recorded = cleared.and_then(|()| self.store());
+            let recorded = cleared.and_then(|()| self.store_again());
             reasons.extend(recorded.err().map(|failure| format!("it cannot be recorded: {}", failure.what)));
         }
         if reasons.is_empty() {
@@ -342,7 +357,7 @@ impl StagedJob {
         self.record.is_staged = false;
         // Each of the three keeps the tasks from running.
         let refused = write_for_tasks(&refusal, &reasons.join("; ")).map_err(|e| Failure::io(refusal.display(), &e));
-        let recorded = self.store();
+        let recorded = self.store_again();
         self.report(NodeProgress::StageInFailed, reasons).and(refused).and(recorded)
     }
 
@@ -391,15 +406,6 @@ impl StagedJob {
             gone(std::fs::remove_file(&path)).map_err(|e| Failure::io(path.display(), &e))?;
         }
         self.unlink_persistent()
-    }
-
-    /// Returns how results of the job are committed later.
-    pub fn remedy(&self) -> String {
-        let SlurmJob { id, uid, .. } = &self.job;
-        format!(
-            "what may be results is in its scratch directory, which stays: `SLURM_JOB_ID={id} SLURM_JOB_UID={uid} forebay \
-             slurm epilog` commits it, with the options that the node's Epilog has"
-        )
     }
 
     fn report(&self, progress: NodeProgress, reasons: Vec<String>) -> Result<(), Failure> {
@@ -567,5 +573,6 @@ fn scratch_mount(request: &ExchangedRequest, entries: &[RegisteredMount]) -> Opt
     Some(entry.mountpoint().to_owned())
 }
 
+mod noted;
 #[cfg(test)]
 mod tests;

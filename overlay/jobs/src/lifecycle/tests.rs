@@ -14,6 +14,8 @@ use forebay_prefetch::signature::Invocation;
 use super::*;
 use crate::accounting::{PartMap, UsedFile};
 
+mod earlier;
+
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const RULES: &str = "[default]\nflush = \"manual\"\n[[rule]]\npaths = \"tmp*\"\nwrite = \"local\"\n";
 const RDWR: i32 = rustix::fs::OFlags::RDWR.bits() as i32;
@@ -441,9 +443,13 @@ async fn the_end_of_a_job_that_cannot_be_recorded_is_recorded_later() {
 async fn results_are_written_back_although_the_end_of_the_job_cannot_be_recorded() {
     const USER: u32 = 1000;
     let daemon = Daemon::start().await;
+    daemon.make_in_pool().await;
     let verb = async |verb| daemon.jobs.allocation("a".into(), verb, USER).await;
     verb(AllocationVerb::Begin(AllocationRequest::default())).await.unwrap();
+    let stage = StageRequest { paths: vec!["a".into()], job: Some("a".into()), ..StageRequest::default() };
+    assert_eq!(summary(daemon.jobs.inner.engine.stage(stage)).await.0.failed, 0);
     verb(AllocationVerb::Start { members: Members::Processes(Vec::new()) }).await.unwrap();
+    assert!(daemon.leased_bytes().await > 0);
     // Another user's: it is a result because the job wrote it.
     daemon.make("a", "result").await;
     // The second write is that of the job, after that of the allocation.
@@ -460,6 +466,7 @@ async fn results_are_written_back_although_the_end_of_the_job_cannot_be_recorded
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(daemon.jobs.inner.engine.dirty().await.unwrap().is_empty(), "it is in the pool");
+    assert_eq!(daemon.leased_bytes().await, 0);
 }
 
 /// What a job used before an unmount is reported, if it ends before the next mount.

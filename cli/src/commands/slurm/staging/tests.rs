@@ -25,6 +25,9 @@ fn begun(id: &str, uid: u32, persistent: PersistentRequest, records: &Path) -> S
         is_over: false,
         node: "n1".into(),
         nodes: 1,
+        begun: Some(Vec::new()),
+        others_staged: false,
+        is_wanted: false,
     };
     let node = JobNode::of(|_| None, "n1");
     let staged = StagedJob { job, node, exchange: None, records: records.to_owned(), record };
