@@ -90,7 +90,6 @@ impl Node {
         serde_json::from_slice(&fs::read(self.exchange().join("job.7/node.n1.json")).unwrap()).unwrap()
     }
 
-    /// The controller tells that the job succeeded.
     fn committed(&self) -> String {
         assert!(listed(&self.mount).is_empty(), "{:?}", listed(&self.mount));
         assert_eq!(names(&self.records()), Vec::<String>::new());

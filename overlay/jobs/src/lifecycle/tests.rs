@@ -72,23 +72,23 @@ impl Daemon {
     async fn dies(self) -> Self {
         self.jobs.inner.engine.stop().cancel();
         self.jobs.inner.engine.shutdown().await.unwrap();
-        self.is_followed().await
+        self.followed_by_next().await
     }
 
     /// The mount is unmounted and mounted again.
     async fn ends(self) -> Self {
         self.jobs.shutdown().await.unwrap();
-        self.is_followed().await
+        self.followed_by_next().await
     }
 
-    async fn is_followed(self) -> Self {
-        let daemon = self.is_replaced().await;
+    async fn followed_by_next(self) -> Self {
+        let daemon = self.replaced_by_next().await;
         daemon.jobs.inner.take_up_jobs().unwrap();
         daemon
     }
 
     /// The next daemon begins to answer requests, and has no observer yet.
-    async fn is_replaced(self) -> Self {
+    async fn replaced_by_next(self) -> Self {
         let Self { pool, fast, jobs, faults } = self;
         drop(jobs);
         let jobs = Jobs::start(engine(&pool, &fast, LIMIT_BYTES, &faults).await);
@@ -402,7 +402,7 @@ async fn what_a_job_uses_before_the_next_daemon_has_an_observer_counts_for_it() 
     daemon.jobs.begin_job(begun, myself(), 0).await.unwrap();
     daemon.jobs.inner.engine.stop().cancel();
     daemon.jobs.inner.engine.shutdown().await.unwrap();
-    let daemon = daemon.is_replaced().await;
+    let daemon = daemon.replaced_by_next().await;
     let (job, ino) = (daemon.jobs.job_of(own), daemon.make_as(CALLER.uid, "tmp-1").await);
     assert_eq!(job, daemon.jobs.inner.registry.number_of("j"));
     daemon.jobs.note_write(job, ino, 0..1);
@@ -478,7 +478,7 @@ async fn the_report_of_a_job_that_ends_while_there_is_no_mount_is_kept() {
     daemon.make("j", "result").await;
     daemon.jobs.shutdown().await.unwrap();
     end(client);
-    let daemon = daemon.is_followed().await;
+    let daemon = daemon.followed_by_next().await;
     let (job, files) = daemon.jobs.job("j".into()).await.unwrap().unwrap();
     assert!(job.ended_unix.is_some() && job.interrupted);
     assert_eq!((job.file_count, files.len(), files[0].path.as_str()), (1, 1, "result"));

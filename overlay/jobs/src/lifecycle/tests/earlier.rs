@@ -54,7 +54,7 @@ async fn a_local_file_of_a_job_whose_end_the_next_daemon_cannot_record_stays() {
     daemon.make("j", "tmp-1").await;
     daemon.jobs.shutdown().await.unwrap();
     end(observer);
-    let daemon = daemon.is_replaced().await;
+    let daemon = daemon.replaced_by_next().await;
     daemon.faults.fail_write(1);
     assert!(daemon.jobs.inner.take_up_jobs().is_err());
     assert!(daemon.faults.has_failed());
