@@ -357,6 +357,7 @@ impl JobsInner {
             }
             // Its job writes no more to its scratch directory, which stays. The earlier daemon may have died before this.
             if matches!(record.state, AllocationState::Failed { during: AllocationWork::Run, .. })
+                && scratch.get(&record.id).is_some_and(|created_unix| *created_unix <= record.since_unix)
                 && let Err(error) = self.engine.unreserve_scratch(&record.id)
             {
                 tracing::error!(%error, "allocation {}: its scratch directory keeps its reservation", record.id);

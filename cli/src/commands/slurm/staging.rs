@@ -28,7 +28,8 @@ static RECORD_LOCK: Mutex<()> = Mutex::new(());
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What becomes of the results of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ResultsFate {
     /// They are committed.
     Kept,
@@ -71,9 +72,12 @@ pub struct NodeRecord {
     /// An epilog has seen that all other nodes of the job had staged.
     #[serde(default)]
     pub others_staged: bool,
-    /// An epilog has seen that the results are wanted.
+    /// What an epilog has found out that becomes of the results.
     #[serde(default)]
-    pub is_wanted: bool,
+    pub known_fate: Option<ResultsFate>,
+    /// The job has begun anew after this attempt.
+    #[serde(default)]
+    pub is_interrupted: bool,
 }
 
 /// Whether the other nodes of a job could stage.
@@ -135,7 +139,8 @@ impl StagedJob {
             nodes: node.nodes,
             begun: Some(Vec::new()),
             others_staged: false,
-            is_wanted: false,
+            known_fate: None,
+            is_interrupted: false,
         };
         let records = args.records.records.clone();
         let staged = Self { job: job.clone(), node, exchange: Some(exchange), records, record };
@@ -210,11 +215,17 @@ impl StagedJob {
     pub fn fate(&self, until: Instant) -> ResultsFate {
         let request = &self.record.request;
         let told = || self.exchange.as_ref().and_then(|e| e.outcome(&self.job.id, &request.attempt).ok().flatten());
-        let is_over = !self.record.is_staged || self.job.requeues > self.record.requeues;
-        if told() == Some(JobOutcome::GivenUp) {
+        let known = self.record.known_fate;
+        if known == Some(ResultsFate::GivenUp) || told() == Some(JobOutcome::GivenUp) {
             return ResultsFate::GivenUp;
         }
-        if is_over || self.record.is_wanted || !request.staging.needs_outcome() {
+        if !self.record.is_staged || self.is_interrupted() {
+            return ResultsFate::Kept;
+        }
+        if let Some(known) = known {
+            return known;
+        }
+        if !request.staging.needs_outcome() {
             return ResultsFate::Kept;
         }
         if self.job.wait_status.is_some_and(|status| status != 0) {
@@ -268,8 +279,8 @@ impl StagedJob {
 
     /// Takes results of the scratch directory into the mount. Returns what could not be.
     pub fn commit(&mut self, entry: &RegisteredMount) -> Vec<String> {
-        // A requeued job begins anew: half a result is none. Its epilog knows of the requeue.
-        if self.job.requeues > self.record.requeues {
+        // A requeued job begins anew: half a result is none.
+        if self.is_interrupted() {
             return Vec::new();
         }
         if self.record.scratch.is_none() && self.record.request.staging.scratch_bytes.is_some() {

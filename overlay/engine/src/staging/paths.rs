@@ -85,6 +85,11 @@ impl Overlay {
         let inner = &self.inner;
         let (root, glob) = self.split(typed, ask, user).await?;
         let root = self.walk(&root, (ask, user), LastLink::Followed).await?.whole()?;
+        let is_link = inner.node(root)?.state.lock().record.kind == FileKind::Symlink;
+        if is_link && !matches!(ask, Ask::Nothing) {
+            let what = format!("{typed}: it is a symbolic link, and where it leads is nothing");
+            return Err(Error::new(ErrorKind::NotFound, Side::Application, what));
+        }
         let ask = match ask {
             // The contents of files that a glob leaves out are not wanted.
             Ask::Contents(age, _) if glob.is_some() => Ask::Names(age),

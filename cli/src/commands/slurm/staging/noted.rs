@@ -45,12 +45,30 @@ impl StagedJob {
     /// needs it.
     pub fn note_known(&mut self, fate: ResultsFate) -> Result<(), Failure> {
         let others_staged = self.record.others_staged || (self.node.nodes > 1 && self.have_others_staged());
-        let is_wanted = self.record.is_wanted || fate == ResultsFate::Kept;
-        if (others_staged, is_wanted) == (self.record.others_staged, self.record.is_wanted) {
+        let is_interrupted = self.is_interrupted();
+        let known_fate = match fate {
+            ResultsFate::Unknown => self.record.known_fate,
+            // Nothing of it is committed.
+            ResultsFate::Kept if is_interrupted || !self.record.is_staged => self.record.known_fate,
+            fate => Some(fate),
+        };
+        let noted = |record: &NodeRecord| (record.others_staged, record.is_interrupted, record.known_fate);
+        let note = |record: &mut NodeRecord| {
+            record.others_staged = others_staged;
+            record.is_interrupted = is_interrupted;
+            record.known_fate = known_fate;
+        };
+        if noted(&self.record) == (others_staged, is_interrupted, known_fate) {
             return Ok(());
         }
-        (self.record.others_staged, self.record.is_wanted) = (others_staged, is_wanted);
-        self.change_record(|record| (record.others_staged, record.is_wanted) = (others_staged, is_wanted))
+        note(&mut self.record);
+        self.change_record(note)
+    }
+
+    /// Returns whether the job begins anew after this attempt. The epilog of the attempt is told so; one that is repeated by
+    /// hand is not.
+    pub fn is_interrupted(&self) -> bool {
+        self.record.is_interrupted || self.job.requeues > self.record.requeues
     }
 
     /// Returns whether each node of the job is known to have staged.
@@ -67,18 +85,20 @@ impl StagedJob {
     /// Returns how results of the job are committed later.
     pub fn remedy(&self, fate: ResultsFate) -> String {
         let SlurmJob { id, uid, .. } = &self.job;
-        let is_known = fate != ResultsFate::Unknown && (self.node.nodes <= 1 || self.record.others_staged);
         let kept = "what may be results is in its scratch directory, which stays";
+        let repeat = format!("`SLURM_JOB_ID={id} SLURM_JOB_UID={uid} forebay slurm epilog`");
+        let options = "with the options that the node's Epilog has";
+        if self.is_interrupted() || matches!(fate, ResultsFate::Refused | ResultsFate::GivenUp) {
+            return format!("{kept}: {repeat} gives it up, {options}");
+        }
+        let is_known = fate != ResultsFate::Unknown && (self.node.nodes <= 1 || self.record.others_staged);
         if !is_known || !self.record.is_staged {
             return format!(
                 "{kept}: `forebay scratch list` names it, `forebay scratch commit` moves results of it, `forebay scratch \
                  discard` gives them up"
             );
         }
-        format!(
-            "{kept}: `SLURM_JOB_ID={id} SLURM_JOB_UID={uid} forebay slurm epilog` commits it, with the options that the \
-             node's Epilog has"
-        )
+        format!("{kept}: {repeat} commits it, {options}")
     }
 
     /// Stores the record. Mounts that were noted meanwhile stay noted.

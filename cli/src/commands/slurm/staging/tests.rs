@@ -27,7 +27,8 @@ fn begun(id: &str, uid: u32, persistent: PersistentRequest, records: &Path) -> S
         nodes: 1,
         begun: Some(Vec::new()),
         others_staged: false,
-        is_wanted: false,
+        known_fate: None,
+        is_interrupted: false,
     };
     let node = JobNode::of(|_| None, "n1");
     let staged = StagedJob { job, node, exchange: None, records: records.to_owned(), record };
