@@ -58,8 +58,8 @@ impl Watches {
     }
 
     /// Records that the answer to a question about a name alone is about to enter the catalog, or confirms it. Called with
-    /// the namespace lock if it enters the catalog. Such an answer is no change: the rest of what is asked about the directory counts as before. `asked`: when that
-    /// question began. Questions that began later may have a newer answer.
+    /// the namespace lock if it enters the catalog. Such an answer is no change: the rest of what is asked about the
+    /// directory counts as before. `asked`: when that question began. Questions that began later may have a newer answer.
     pub fn name_found(&self, dir: Ino, name: &[u8], asked: Instant) {
         let under_way = self.0.lock();
         for watch in under_way.questions.iter().filter(|watch| watch.dir == dir && watch.began <= asked) {
