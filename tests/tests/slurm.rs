@@ -299,8 +299,8 @@ fn an_exchange_directory_that_does_not_answer_breaks_no_node() {
         command
     };
     let hook = |job: &str, name: &str| {
-        let mut command = call(job, &[name, "--within", "3s", "--mount"]);
-        command.arg(mount.place.mnt()).arg("--records").arg(&records);
+        let mut command = call(job, &[name, "--within", "3s"]);
+        command.arg("--mount").arg(mount.place.mnt()).arg("--records").arg(&records);
         forebay_tests::process::run(&mut command, CALL)
     };
     forebay_tests::process::run(call("17", &["bb", "data-in"]).arg("17").arg(&script), CALL).ok();
@@ -309,8 +309,8 @@ fn an_exchange_directory_that_does_not_answer_breaks_no_node() {
     let worker = rustix::process::Pid::from_raw(shared.worker().pid as i32).unwrap();
     rustix::process::kill_process(worker, rustix::process::Signal::STOP).unwrap();
     let (prolog, epilog) = (hook("18", "prolog"), hook("17", "epilog"));
-    let mut task = call("18", &["task-prolog", "--records"]);
-    let task = forebay_tests::process::run(task.arg(&records), CALL);
+    let mut task = call("18", &["task-prolog"]);
+    let task = forebay_tests::process::run(task.arg("--records").arg(&records), CALL);
     rustix::process::kill_process(worker, rustix::process::Signal::CONT).unwrap();
     assert!(prolog.err.contains("what it asks for is not known"), "{prolog}");
     prolog.ok();

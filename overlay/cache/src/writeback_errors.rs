@@ -13,6 +13,7 @@ use std::sync::Arc;
 use forebay_backends::{Error, Result, Side};
 use parking_lot::Mutex;
 
+use crate::external_writers::is_open_elsewhere;
 use crate::group_commit::{GroupCommit, ServedTurns};
 
 /// A content file that is open in the daemon, for reading and writing.
@@ -60,6 +61,31 @@ impl Content {
             Err(error) => failed(error),
         }
         synced
+    }
+
+    /// Makes the content durable, with its times, and tells its own errors from those of the file system: `fsync` also reports
+    /// what the device refused of metadata that is not of this file, such as a block of its directory. `failed` is called
+    /// if data of the file was lost, as in [`Self::sync`]. Returns the error of the file system, if there is one: the
+    /// content is whole then, and may not be durable. Blocks.
+    pub fn sync_apart(&self, failed: impl FnOnce(&io::Error)) -> io::Result<Option<io::Error>> {
+        let _one_at_a_time = self.served.lock();
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: takes numbers. No bytes: until the end of the file.
+        let rc = unsafe { libc::sync_file_range(self.file.as_raw_fd(), 0, 0, flags) };
+        if rc != 0 {
+            let error = io::Error::last_os_error();
+            failed(&error);
+            return Err(error);
+        }
+        match self.file.sync_all() {
+            Ok(()) => Ok(None),
+            // A program may have written it since.
+            Err(error) if is_open_elsewhere(&self.file) => {
+                failed(&error);
+                Err(error)
+            }
+            Err(error) => Ok(Some(error)),
+        }
     }
 
     /// Starts the write-back of all dirty pages, and does not wait for its end. May block for as long as the device takes to

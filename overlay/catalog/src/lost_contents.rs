@@ -125,6 +125,19 @@ impl Catalog {
         synced.map_err(|e| Error::io(e, Side::Cache, "sync of a content file"))
     }
 
+    /// Makes content that is about to be sent durable. Returns the error of the file system if only what is not of this file
+    /// may be missing on the device. Blocks on the disk.
+    ///
+    /// # Errors
+    /// As [`Self::sync_content`].
+    pub fn sync_sent(&self, content: &Content) -> Result<Option<Error>> {
+        let id = ContentId(content.id);
+        let failed = |e| Error::io(e, Side::Cache, "sync of a content file");
+        let synced = content.sync_apart(|error| self.note_lost(id, error));
+        self.check_kept(id)?;
+        Ok(synced.map_err(failed)?.map(failed))
+    }
+
     /// Checks for errors of the kernel's own write-back, without writing anything. Waits for a sync that is running.
     pub fn check_written_back(&self, content: &Content) -> Result<()> {
         self.checked(content, content.check_written_back(|error| self.note_lost(ContentId(content.id), error)))

@@ -165,13 +165,26 @@ impl Inner {
             return Ok(true);
         }
         let _turn = self.contents.syncs.acquire().await;
+        let id = ContentId(content.id);
         // It may have been bypassed since: a sync that fails there would make intact content count as lost.
-        if !self.store.is_used(ContentId(content.id)) {
+        if !self.store.is_used(id) {
             return Ok(false);
         }
+        let known = self.catalog.lost(id);
+        let (catalog, content) = (self.catalog.clone(), content.clone());
         // With the times: the pool gets them, too.
-        self.sync_in_turn(content, false).await?;
-        Ok(true)
+        match blocking(move || catalog.sync_sent(&content)).await {
+            Ok(None) => Ok(true),
+            Ok(Some(error)) => {
+                self.store.note_error(id, &error);
+                Ok(false)
+            }
+            Err(error) => {
+                let failed = Err(error);
+                self.note_sync(id, known.as_ref(), &failed);
+                failed.map(|()| false)
+            }
+        }
     }
 
     /// Whether a file was emptied, and has another content file since.
@@ -195,17 +208,13 @@ impl Inner {
         self.sync_content(&content).await
     }
 
+    /// Syncs content, and counts a failure against the device.
     pub(crate) async fn sync_content(&self, content: &Arc<Content>) -> Result<()> {
         let _turn = self.contents.syncs.acquire().await;
-        self.sync_in_turn(content, true).await
-    }
-
-    /// Syncs content for a caller that has its turn, and counts a failure against the device.
-    async fn sync_in_turn(&self, content: &Arc<Content>, data_only: bool) -> Result<()> {
         let id = ContentId(content.id);
         let known = self.catalog.lost(id);
         let (catalog, content) = (self.catalog.clone(), content.clone());
-        let synced = blocking(move || catalog.sync_content(&content, data_only)).await;
+        let synced = blocking(move || catalog.sync_content(&content, true)).await;
         self.note_sync(id, known.as_ref(), &synced);
         synced
     }
