@@ -5,6 +5,7 @@ pub mod cache_node;
 pub mod cluster;
 pub mod disk;
 pub mod engine;
+pub mod expects;
 pub mod held;
 pub mod model;
 

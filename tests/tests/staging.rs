@@ -10,12 +10,10 @@ use forebay_api::views::{ViewPhase, ViewRequest};
 use forebay_backends::decorators::{Around, CallKind, Decorated, PoolAnswer, PoolCall};
 use forebay_backends::memory::MemoryPool;
 use forebay_backends::{Error, ErrorKind, Expected, Pool, Result, Side};
-use forebay_engine::{Advisor, Change, Foreseen, Ino, Lookup, Means, Options, Overlay, Policy, summary};
-use forebay_prefetch::plan::{StagingCandidate, StagingPlan};
-use forebay_prefetch::profile::{ExpectedRead, Reason};
-use forebay_prefetch::signature::Invocation;
+use forebay_engine::{Change, Ino, Lookup, Options, Overlay, Policy, summary};
 use forebay_system::process::Process;
 use forebay_tests::engine::*;
+use forebay_tests::expects::Expects;
 use forebay_tests::process::wait_until;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -516,27 +514,6 @@ async fn sums_of_the_sizes_of_sparse_files_do_not_overflow() {
     let released =
         summary(overlay.release_leases(ReleaseRequest { owner: "job".into(), ..Default::default() })).await.0;
     assert_eq!((released.files, released.bytes), (3, u64::MAX));
-}
-
-/// Expects that every command reads these files, each of one byte.
-struct Expects(&'static [&'static str]);
-
-impl Advisor for Expects {
-    fn foresee(&self, _invocation: &Invocation, _means: Means) -> Result<Foreseen> {
-        let (probability, why) = (1.0, Reason::Replayed { used: 1, seen: 1 });
-        let expected = |(path, rank): (&&str, u32)| ExpectedRead {
-            path: (*path).into(),
-            bytes: 1,
-            rank,
-            probability,
-            parts: None,
-            why: why.clone(),
-        };
-        let chosen = |rank: u32| StagingCandidate { file: rank.into(), bytes: 1, missing_bytes: 1, probability, rank };
-        let ranks = 0..self.0.len() as u32;
-        let plan = StagingPlan { chosen: ranks.clone().map(chosen).collect(), ..StagingPlan::default() };
-        Ok(Foreseen { expected: self.0.iter().zip(ranks).map(expected).collect(), plan })
-    }
 }
 
 fn of_a_command(dry_run: bool) -> StageRequest {

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use forebay_api::operator::{StageRequest, Summary, UserGroups};
 use forebay_api::views::ViewRequest;
-use forebay_backends::{Attrs, ErrorKind, Expected, Piece, Pool, Result};
-use forebay_engine::{Advisor, Foreseen, Means, Overlay, summary};
-use forebay_prefetch::plan::{StagingCandidate, StagingPlan};
-use forebay_prefetch::profile::{ExpectedRead, Reason};
+use forebay_backends::{Attrs, ErrorKind, Expected, Piece, Pool};
+use forebay_engine::{Overlay, summary};
 use forebay_prefetch::signature::Invocation;
 use forebay_tests::engine::*;
+use forebay_tests::expects::Expects;
 
 /// The user of the job, and one whose files are there, too.
 const USER: u32 = 5;
@@ -98,7 +97,7 @@ async fn a_stage_for_a_user_takes_what_the_user_may_read() {
 async fn an_expected_file_that_the_user_may_not_read_is_left_out() {
     let fixture = fixture().await;
     let overlay = fixture.open().await;
-    overlay.set_advisor(Arc::new(ExpectsAll(&["open/a", "open/secret", "private/c"])));
+    overlay.set_advisor(Arc::new(Expects(&["open/a", "open/secret", "private/c"])));
     let invocation: Invocation = serde_json::from_str(r#"{"user":5,"words":["a"]}"#).unwrap();
     let request = StageRequest { lease_owner: "job".into(), invocation: Some(invocation), ..Default::default() };
     let for_user = StageRequest { user: Some(user(&[])), ..request.clone() };
@@ -136,26 +135,5 @@ async fn a_result_is_written_back_for_a_user_that_reaches_and_may_read_it() {
     for path in ["open/secret", "private", "private/none", "private-link"] {
         let refused = overlay.check_flush_for(path, &user(&[SHARED])).await.unwrap_err();
         assert!(refused.is(ErrorKind::PermissionDenied), "{path}: {refused}");
-    }
-}
-
-/// Expects that every command reads these files, each of one byte.
-struct ExpectsAll(&'static [&'static str]);
-
-impl Advisor for ExpectsAll {
-    fn foresee(&self, _invocation: &Invocation, _means: Means) -> Result<Foreseen> {
-        let (probability, why) = (1.0, Reason::Replayed { used: 1, seen: 1 });
-        let expected = |(path, rank): (&&str, u32)| ExpectedRead {
-            path: (*path).into(),
-            bytes: 1,
-            rank,
-            probability,
-            parts: None,
-            why: why.clone(),
-        };
-        let chosen = |rank: u32| StagingCandidate { file: rank.into(), bytes: 1, missing_bytes: 1, probability, rank };
-        let ranks = 0..self.0.len() as u32;
-        let plan = StagingPlan { chosen: ranks.clone().map(chosen).collect(), ..StagingPlan::default() };
-        Ok(Foreseen { expected: self.0.iter().zip(ranks).map(expected).collect(), plan })
     }
 }
