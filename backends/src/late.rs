@@ -30,8 +30,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 pub struct AttachTimes {
     /// How long its opening waits for the server.
     pub within: Duration,
-    /// How long a call waits while the pool is not attached.
-    pub patience: Duration,
+    /// The deadline of the pool's calls. A call waits so long while the pool is not attached.
+    pub deadline: Duration,
     /// The pause between two attempts to attach it, 100 ms at least.
     pub retry: Duration,
 }
@@ -84,7 +84,7 @@ impl PoolLocation {
             let (attached, mut attachment) = watch::channel(None);
             let (answer, mut answers) = oneshot::channel();
             let reason = Arc::new(Mutex::new("it has not answered yet".to_owned()));
-            let attaching = attach(location, known.clone(), times.retry, attached, answer, reason.clone());
+            let attaching = attach(location, known.clone(), times, attached, answer, reason.clone());
             let attaching = tokio::spawn(attaching.boxed());
             let attaching = AbortOnDropHandle::new(attaching);
             match tokio::time::timeout(times.within, &mut answers).await {
@@ -98,7 +98,7 @@ impl PoolLocation {
             }
             let why = reason.lock().clone();
             tracing::warn!(path = known.url, reason = why, "the pool is not attached yet");
-            let patience = times.patience;
+            let patience = times.deadline;
             let pool = LatePool { known, attached: attachment, reason, patience, _attaching: attaching };
             Ok(OpenedPool { pool: Arc::new(pool), not_attached: Some(why) })
         }
@@ -110,14 +110,14 @@ impl PoolLocation {
 async fn attach(
     location: PoolLocation,
     known: PoolDescription,
-    pause: Duration,
+    times: AttachTimes,
     attached: watch::Sender<Attached>,
     answer: oneshot::Sender<Result<()>>,
     reason: Arc<Mutex<String>>,
 ) {
     let mut answer = Some(answer);
     loop {
-        match location.open().await.and_then(|pool| check_found(pool, &known)) {
+        match location.open(times.deadline).await.and_then(|pool| check_found(pool, &known)) {
             Ok(pool) => {
                 let is_as_known = PoolDescription::of(&*pool) == known;
                 attached.send_replace(Some(pool));
@@ -140,7 +140,7 @@ async fn attach(
                 }
             }
         }
-        tokio::time::sleep(pause.max(LEAST_PAUSE)).await;
+        tokio::time::sleep(times.retry.max(LEAST_PAUSE)).await;
     }
 }
 

@@ -13,6 +13,7 @@ pub mod memory;
 mod narrowed;
 pub mod nfs;
 mod open;
+mod outage;
 mod path;
 mod pieces;
 mod pool;

@@ -58,6 +58,7 @@ mod wire;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -112,6 +113,14 @@ impl NfsPool {
     /// export or denies it to this client, `Unavailable` or `Timeout` if it does not answer.
     pub async fn open(url: &str) -> Result<Self> {
         Ok(Self { session: Arc::new(Session::open(url).await?) })
+    }
+
+    /// The same pool, whose calls will be given up at a deadline: while the server cannot be reached, they are retried for
+    /// most of that time.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        self.session.calls.outage().set_for(deadline);
+        self
     }
 
     /// Removes the unfinished files of writers that died more than a day ago from one directory, and returns their

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -94,19 +95,21 @@ impl PoolLocation {
         }
     }
 
-    /// Attaches the pool.
+    /// Attaches the pool, whose calls will be given up at a deadline.
     ///
     /// # Errors
     /// Those of the kind of pool.
-    pub fn open(&self) -> BoxFuture<'_, Result<Arc<dyn Pool>>> {
+    pub fn open(&self, deadline: Duration) -> BoxFuture<'_, Result<Arc<dyn Pool>>> {
         async move {
             let pool: Arc<dyn Pool> = match self {
                 Self::Directory(path) => Arc::new(DirPool::open(path)?),
                 Self::Striped(kind, path) => Arc::new(DirPool::open_striped(path, *kind)?),
                 Self::Hollow(path) => Arc::new(HollowPool::open(path)?),
-                Self::Nfs(url) => Arc::new(NfsPool::open(url).await?),
-                Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?),
-                Self::Store(url) => Arc::new(StorePool::attach(url, &store::environment()).await?),
+                Self::Nfs(url) => Arc::new(NfsPool::open(url).await?.with_deadline(deadline)),
+                Self::S3(url) => Arc::new(S3Pool::attach(url, &s3::environment()).await?.with_deadline(deadline)),
+                Self::Store(url) => {
+                    Arc::new(StorePool::attach(url, &store::environment()).await?.with_deadline(deadline))
+                }
             };
             Ok(pool)
         }

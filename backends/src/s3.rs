@@ -18,6 +18,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -92,6 +93,14 @@ impl S3Pool {
             rename::finish(&pool.bucket).await;
         }
         Ok(pool)
+    }
+
+    /// The same pool, whose calls will be given up at a deadline: while the server cannot be reached, they are retried for
+    /// most of that time.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        self.bucket.client.outage.set_for(deadline);
+        self
     }
 
     fn change<'a>(&'a self, what: &'a str, path: &'a PoolPath) -> Result<StoreCall<'a>> {

@@ -127,7 +127,7 @@ impl Drop for Mounted {
 async fn layouts(recent: bool) -> [Option<Layout>; 2] {
     let mounted = Mounted::new(StandIn { recent });
     let url = format!("beegfs://{}", mounted.dir.path().display());
-    let pool: Arc<dyn Pool> = PoolLocation::parse(&url).unwrap().open().await.unwrap();
+    let pool: Arc<dyn Pool> = PoolLocation::parse(&url).unwrap().open(Duration::from_secs(10)).await.unwrap();
     assert!(pool.capabilities().layouts && pool.capabilities().read_only);
     let of = async |path: &str| pool.layout(&PoolPath::parse(path).unwrap()).await.unwrap();
     [of("d").await, of("d/f").await]

@@ -11,10 +11,12 @@ use nfs3_client::nfs3_types::rpc::opaque_auth;
 use nfs3_client::{Nfs3Client, RpcError};
 use tokio::time::{sleep, timeout};
 
+use crate::outage::OutageLimit;
+
 use super::connections::Connections;
 use super::credentials::{Credentials, Owner};
 use super::failure::{Cause, NfsFailure, Outcome};
-use super::limits::{NONSENSE_ATTEMPTS, RESEND_AFTER, RETRY_FOR, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
+use super::limits::{NONSENSE_ATTEMPTS, RESEND_AFTER, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, RPC_TIMEOUT};
 use super::wire::Wire;
 
 pub(super) type Client<'a> = Nfs3Client<&'a mut Wire>;
@@ -98,11 +100,21 @@ pub(super) struct RpcClient {
     /// The server maps root to the user `nobody`.
     squashed: AtomicBool,
     retries: AtomicU64,
+    outage: OutageLimit,
 }
 
 impl RpcClient {
     pub(super) fn new(pool: String, connections: Connections, credentials: Credentials) -> Self {
-        Self { pool, connections, credentials, squashed: AtomicBool::new(false), retries: AtomicU64::new(0) }
+        let (squashed, retries) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { pool, connections, credentials, squashed, retries, outage: OutageLimit::default() }
+    }
+
+    pub(super) fn outage(&self) -> &OutageLimit {
+        &self.outage
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        Patience { since: None, within: self.outage.get(), pause: RETRY_PAUSE_MIN }
     }
 
     pub(super) fn credentials(&self) -> &Credentials {
@@ -142,7 +154,7 @@ impl RpcClient {
 
     /// Makes a call with one identity.
     async fn call_as<P: Procedure>(&self, args: &P, identity: &opaque_auth<'static>) -> Outcome<P::Answer> {
-        let mut patience = Patience::new();
+        let mut patience = self.patience();
         // A server may drop a request silently (nfs-ganesha does if a file is replaced during a READ, Linux's server
         // if it has no memory), and the client must send it again.
         let mut limit = if P::RESEND == Resend::Look { RESEND_AFTER } else { RPC_TIMEOUT };
@@ -203,17 +215,15 @@ impl RpcClient {
 /// The pauses between attempts, which grow, and their end.
 pub(super) struct Patience {
     since: Option<Instant>,
+    /// How long after the first failure a call may still be retried.
+    within: Duration,
     pause: Duration,
 }
 
 impl Patience {
-    pub(super) fn new() -> Self {
-        Self { since: None, pause: RETRY_PAUSE_MIN }
-    }
-
     /// Waits for the next pause; returns `false` at once if the time for retries is over.
     pub(super) async fn pause(&mut self) -> bool {
-        if self.since.get_or_insert_with(Instant::now).elapsed() >= RETRY_FOR {
+        if self.since.get_or_insert_with(Instant::now).elapsed() >= self.within {
             return false;
         }
         sleep(self.pause).await;

@@ -16,8 +16,6 @@ pub(super) const RPC_TIMEOUT: Duration = Duration::from_secs(30);
 /// After so long without an answer, a request that changes nothing is sent again on another connection, then after
 /// twice as long, up to [`RPC_TIMEOUT`]. This is shorter than the time that users of the mount wait for an answer.
 pub(super) const RESEND_AFTER: Duration = Duration::from_secs(3);
-/// How long after the first failure a call may still be retried: as long as a server takes to restart.
-pub(super) const RETRY_FOR: Duration = Duration::from_secs(10);
 pub(super) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub(super) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Attempts at a request whose answers are malformed. One malformed answer may be an exception; a server that does

@@ -8,7 +8,6 @@ use nfs3_client::nfs3_types::nfs3::{
 use crate::{Attrs, ErrorKind, FileKind, PoolPath, Result, Stat};
 
 use super::attributes::{AttributeChange, FoundObject, option, specdata};
-use super::calls::Patience;
 use super::credentials::Owner;
 use super::failure::{Cause, NfsCall, NfsFailure, Outcome};
 use super::limits::CHANGE_ATTEMPTS;
@@ -75,7 +74,7 @@ impl Session {
         wanted: &AttributeChange,
         owner: Owner,
     ) -> Outcome<FoundObject> {
-        let mut patience = Patience::new();
+        let mut patience = self.calls.patience();
         for attempt in 1.. {
             let answer = self.send_new(slot, new, wanted, &[owner, slot.dir.owner]).await;
             let lost = matches!(&answer, Err(NfsFailure::Lost(cause)) if cause.is_passing());

@@ -6,7 +6,7 @@ use nfs3_client::nfs3_types::nfs3::{LINK3args, REMOVE3args, RENAME3args, RMDIR3a
 use crate::FileKind;
 
 use super::attributes::FoundObject;
-use super::calls::Patience;
+use super::calls::{Patience, RpcClient};
 use super::credentials::Owner;
 use super::failure::{NfsFailure, Outcome};
 use super::limits::CHANGE_ATTEMPTS;
@@ -25,8 +25,8 @@ struct Attempts {
 }
 
 impl Attempts {
-    fn new() -> Self {
-        Self { made: 0, patience: Patience::new() }
+    fn new(calls: &RpcClient) -> Self {
+        Self { made: 0, patience: calls.patience() }
     }
 
     /// Whether the answer was lost in a way that allows a look at the names and another attempt.
@@ -47,7 +47,7 @@ impl Session {
     /// Removes the name of `object`, which was found there.
     pub(super) async fn remove_slot(&self, slot: &DirectoryName, object: &FoundObject) -> Outcome<()> {
         let owners = [slot.dir.owner, Owner::from(&object.stat)];
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(&self.calls);
         loop {
             let answer = if object.stat.kind == FileKind::Directory {
                 self.calls.call(&RMDIR3args { object: slot.args() }, &owners).await.map(drop)
@@ -88,7 +88,7 @@ impl Session {
         owners: &[Owner],
     ) -> Outcome<()> {
         let owners = [owners, &[from.dir.owner, to.dir.owner]].concat();
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(&self.calls);
         loop {
             let answer = self.calls.call(&RENAME3args { from: from.args(), to: to.args() }, &owners).await.map(drop);
             if attempts.lost(&answer).await {
@@ -126,7 +126,7 @@ impl Session {
     /// Gives `object` another name, which must be free.
     pub(super) async fn link_slot(&self, object: &nfs_fh3, new: &DirectoryName, owners: &[Owner]) -> Outcome<()> {
         let owners = [owners, &[new.dir.owner]].concat();
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(&self.calls);
         loop {
             let args = LINK3args { file: object.clone(), link: new.args() };
             let answer = self.calls.call(&args, &owners).await.map(drop);

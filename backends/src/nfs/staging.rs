@@ -9,7 +9,6 @@ use crate::unfinished::unique_name;
 use crate::{Attrs, PoolPath, Result, Stat};
 
 use super::attributes::{AttributeChange, FoundObject, option};
-use super::calls::Patience;
 use super::credentials::Owner;
 use super::failure::{NfsCall, NfsFailure, Outcome};
 use super::limits::{CHANGE_ATTEMPTS, NAME_ATTEMPTS, NONSENSE_ATTEMPTS};
@@ -84,7 +83,7 @@ impl NfsTempFile {
 impl Session {
     /// Removes a name that no other file uses; tries once more if the answer is lost.
     async fn remove_temporary(&self, temp: &DirectoryName, owner: Owner) {
-        let mut patience = Patience::new();
+        let mut patience = self.calls.patience();
         let mut nonsense = 0;
         loop {
             match self.calls.call(&REMOVE3args { object: temp.args() }, &[owner, temp.dir.owner]).await {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use backon::{ExponentialBuilder, Retryable};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -18,6 +18,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::outage::OutageLimit;
 use crate::{Error, ErrorKind, Side};
 
 use super::attach::causes;
@@ -31,9 +32,10 @@ use super::requests;
 pub(crate) const PLAIN_IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 pub(crate) const PLAIN_IN_PATH: &AsciiSet = &PLAIN_IN_QUERY.remove(b'/');
 
-const RETRIES: usize = 6;
+/// Retries of a request that the server may have received.
+const RETRIES: u64 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The body of an answer.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, StoreRefusal>>;
@@ -50,6 +52,7 @@ pub(crate) struct Client {
     pub(crate) retried: AtomicU64,
     /// Memory for content that is being sent, in units of [`ROOM_UNIT_BYTES`].
     room: Semaphore,
+    pub(crate) outage: OutageLimit,
 }
 
 const ROOM_UNIT_BYTES: u64 = 64 << 10;
@@ -114,6 +117,8 @@ pub(crate) struct StoreRefusal {
     pub(crate) retries: u64,
     kind: ErrorKind,
     again: bool,
+    /// No connection was made.
+    unreached: bool,
     /// There is no such bucket: of no key is it known whether it exists.
     lacks_store: bool,
     /// The server redirected to a path with a slash at its end, and the redirection was not followed.
@@ -149,7 +154,16 @@ impl fmt::Display for StoreRefusal {
 impl StoreRefusal {
     pub(crate) fn local(kind: ErrorKind, message: String) -> Self {
         let again = matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
-        Self { code: String::new(), message, retries: 0, kind, again, lacks_store: false, to_directory: false }
+        Self {
+            code: String::new(),
+            message,
+            retries: 0,
+            kind,
+            again,
+            unreached: false,
+            lacks_store: false,
+            to_directory: false,
+        }
     }
 
     /// A request without an answer.
@@ -159,7 +173,7 @@ impl StoreRefusal {
             return Self { code: NOT_FOLLOWED.to_owned(), ..Self::local(ErrorKind::InvalidInput, message) };
         }
         let kind = if error.kind() == HttpErrorKind::Timeout { ErrorKind::Timeout } else { ErrorKind::Unavailable };
-        Self::local(kind, message)
+        Self { unreached: error.kind() == HttpErrorKind::Connect, ..Self::local(kind, message) }
     }
 
     /// The same, and the request is not sent again.
@@ -205,7 +219,7 @@ impl StoreRefusal {
             matches!(kind, ErrorKind::Unavailable | ErrorKind::Corrupt) && !lacks_store || code == "OperationAborted";
         // Azure's store adds lines for its own support after the first.
         let message = told.message.lines().next().unwrap_or_default().to_owned();
-        Self { code, message, retries: 0, kind, again, lacks_store, to_directory: false }
+        Self { code, message, retries: 0, kind, again, unreached: false, lacks_store, to_directory: false }
     }
 
     /// The refusal of a listing. A listing of no keys is empty, so `NotFound` means that there is no such bucket.
@@ -314,7 +328,7 @@ impl StoreRefusal {
 impl Client {
     pub(crate) fn new(http: HttpClient, bucket: String, bucket_url: String, dialect: Box<dyn Dialect>) -> Self {
         let (retried, room) = (AtomicU64::new(0), Semaphore::new(ROOM_UNITS));
-        Self { http, bucket, bucket_url, dialect, retried, room }
+        Self { http, bucket, bucket_url, dialect, retried, room, outage: OutageLimit::default() }
     }
 
     /// Waits for memory for content, at most for all of it.
@@ -324,8 +338,8 @@ impl Client {
         self.room.acquire_many(units).await.ok()
     }
 
-    /// Sends a request and retries it after a fault of the server or the network, a bounded number of times with
-    /// growing, jittered pauses. A change that may already have been made is not made again over a later change.
+    /// Sends a request and retries it with growing, jittered pauses: while the server cannot be reached, for the time of
+    /// [`OutageLimit`], and after other faults of the server or the network [`RETRIES`] times. A change that may already have been made is not made again over a later change.
     pub(crate) async fn send(&self, call: StoreRequest<'_>) -> Result<StoreAnswer, StoreRefusal> {
         let retries = AtomicU64::new(0);
         let answer = self.until_answered(call.key, &retries, || self.send_safely(&call, &retries)).await;
@@ -350,8 +364,10 @@ impl Client {
     where
         F: Future<Output = Result<T, StoreRefusal>>,
     {
-        once.retry(pauses())
-            .when(|refusal: &StoreRefusal| refusal.again)
+        once.retry(pauses().with_total_delay(Some(self.outage.get())))
+            .when(|refusal: &StoreRefusal| {
+                refusal.again && (refusal.unreached || retries.load(Ordering::Relaxed) < RETRIES)
+            })
             .notify(|refusal, pause| {
                 retries.fetch_add(1, Ordering::Relaxed);
                 self.note_retry(key, pause, refusal);
@@ -448,13 +464,18 @@ fn is_not_followed(error: &HttpError) -> bool {
     causes.any(|cause| cause.is_redirect() || cause.is_builder())
 }
 
-/// Growing, jittered pauses, in bounded number.
-pub(crate) fn pauses() -> ExponentialBuilder {
+/// Growing, jittered pauses, without an end.
+fn pauses() -> ExponentialBuilder {
     ExponentialBuilder::default()
         .with_min_delay(FIRST_PAUSE)
         .with_max_delay(LONGEST_PAUSE)
-        .with_max_times(RETRIES)
+        .without_max_times()
         .with_jitter()
+}
+
+/// Growing, jittered pauses, [`RETRIES`] of them.
+pub(crate) fn few_pauses() -> ExponentialBackoff {
+    pauses().with_max_times(RETRIES as usize).build()
 }
 
 /// Reads a short answer as a whole.

@@ -3,13 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use backon::BackoffBuilder;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::{Content, Error, ErrorKind, FileKind, Result, Version};
 
-use super::client::{Body, StoreRefusal, pauses};
+use super::client::{Body, StoreRefusal, few_pauses};
 use super::metadata::Object;
 use super::requests::Same;
 use super::{Bucket, StoreCall, StoredObject};
@@ -90,7 +89,7 @@ impl StoreCall<'_> {
             version: version.clone(),
             rest: range,
             body,
-            pauses: pauses().build(),
+            pauses: few_pauses(),
             since_break_bytes: 0,
             what: self.context(),
         };
@@ -187,7 +186,7 @@ impl RangeRead {
     /// Requests the rest, a bounded number of times in a row.
     async fn go_on(&mut self, broke: StoreRefusal) -> Result<()> {
         if self.since_break_bytes >= WORKING_BYTES {
-            self.pauses = pauses().build();
+            self.pauses = few_pauses();
         }
         self.since_break_bytes = 0;
         let Some(pause) = self.pauses.next() else { return Err(broke.into_error(self.what.clone())) };

@@ -1,8 +1,10 @@
 //! NFS under faults: broken connections, dropped calls, short reads, truncated records, servers that die.
 
 use std::path::Path;
+use std::time::Duration;
 
 use forebay_backends::nfs::NfsPool;
+use forebay_backends::{ErrorKind, FileKind};
 
 use super::nfs_server::{NfsServer, Squash};
 use super::restarts::Restarts;
@@ -40,6 +42,28 @@ async fn nfs_endures_a_server_that_is_killed_and_started_again() {
     // The server's files exist only while the server value lives.
     assert_eq!(unfinished(&export), [""; 0]);
     drop(restarts);
+}
+
+/// A policy's deadline says how long a call may take, and a server may take that long to return.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_nfs_server_that_is_away_is_waited_for_as_long_as_the_deadline_allows() {
+    let mut server = start();
+    let patient = NfsPool::open(&server.url()).await.unwrap().with_deadline(Duration::from_secs(60));
+    let brief = NfsPool::open(&server.url()).await.unwrap().with_deadline(Duration::from_secs(1));
+    server.kill();
+    let error = brief.stat(&path("")).await.unwrap_err();
+    assert!(error.is(ErrorKind::Unavailable), "{error}");
+    let returns = async move {
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        tokio::task::spawn_blocking(move || {
+            server.start_again();
+            server
+        })
+        .await
+    };
+    let stat = async move { patient.stat(&path("")).await };
+    let (_server, stat) = tokio::join!(tokio::spawn(returns), tokio::spawn(stat));
+    assert_eq!(stat.unwrap().unwrap().kind, FileKind::Directory);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,8 @@
 //! S3 under faults: broken connections, errors before and after the server carried out a request, truncated answers
 //! and answers about another version, wrong clocks, and servers that die.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use forebay_backends::s3::S3Pool;
 use forebay_backends::{Error, ErrorKind, Expected, FileKind, RenameMode, Result, Retry, Stat, Version};
@@ -248,6 +250,30 @@ async fn a_server_that_stays_busy_is_told_of_within_the_retries() {
     assert!(error.to_string().contains("SlowDown"), "{error}");
 }
 
+/// A policy's deadline says how long a call may take, and a server may take that long to return.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_away_is_waited_for_as_long_as_the_deadline_allows() {
+    let mut server = Versitygw::start();
+    let patient = attach(server.port()).await.with_deadline(Duration::from_secs(60));
+    put(&patient, "content", &Expected::Absent).await.unwrap();
+    let brief = attach(server.port()).await.with_deadline(Duration::from_secs(1));
+    server.kill();
+    let error = brief.stat(&path("f")).await.unwrap_err();
+    assert!(error.is(ErrorKind::Unavailable) && error.to_string().contains("refused"), "{error}");
+    // Longer than calls without a deadline are retried, and than six retries took.
+    let away = tokio::time::sleep(Duration::from_secs(14));
+    let returns = async move {
+        away.await;
+        tokio::task::spawn_blocking(move || {
+            server.resume();
+            server
+        })
+        .await
+    };
+    let (_server, stat) = tokio::join!(tokio::spawn(returns), tokio::spawn(async move { content(&patient).await }));
+    assert_eq!(stat.unwrap(), "content");
+}
+
 /// The server fails after it has taken the note of the rename. The directory may then be here, there, or in both places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_whose_rename_stops_half_way_is_in_doubt_until_it_is_finished() {
@@ -275,8 +301,8 @@ async fn a_directory_whose_rename_stops_half_way_is_in_doubt_until_it_is_finishe
     way.next("PUT", Wrong::Late, 1);
     let since = std::time::Instant::now();
     while let Err(error) = pool.stat(&path("b")).await {
-        assert!(error.is(ErrorKind::Busy) && since.elapsed() < std::time::Duration::from_secs(120), "{error}");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        assert!(error.is(ErrorKind::Busy) && since.elapsed() < Duration::from_secs(120), "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(pool.stat(&path("a")).await.unwrap_err().is(ErrorKind::NotFound));
     let pages: Vec<_> = pool.list(&path("b")).await.unwrap().try_collect().await.unwrap();

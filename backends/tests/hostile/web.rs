@@ -55,7 +55,7 @@ async fn a_pool_that_named_files_before_is_attached_only_when_it_names_them_agai
     assert!(!server.web().await.capabilities().listings.exist(), "a first attach believes it");
     let location = PoolLocation::parse(&known.url).unwrap();
     let short = Duration::from_millis(100);
-    let times = AttachTimes { within: PATIENCE, patience: short, retry: short };
+    let times = AttachTimes { within: PATIENCE, deadline: short, retry: short };
     let OpenedPool { pool, not_attached } = location.open_now_or_later(known.clone(), times).await.unwrap();
     assert!(not_attached.is_some());
     assert_eq!(PoolDescription::of(&*pool), known);

@@ -203,7 +203,7 @@ pub(super) async fn open(
     other_root: OtherRoot,
 ) -> Result<Engine, Failure> {
     let within = if reattached { limits::POOL_ANSWER_REATTACHED } else { limits::POOL_ANSWER };
-    let times = AttachTimes { within, patience: policy.pool_deadline, retry: policy.pool_retry };
+    let times = AttachTimes { within, deadline: policy.pool_deadline, retry: policy.pool_retry };
     let OpenedPool { pool, not_attached } = attach_pool(config, times).await?;
     if let (OtherRoot::Accept, Some(why)) = (other_root, &not_attached) {
         let what = format!("the pool's root cannot be accepted, because the pool is not attached: {why}");
@@ -287,7 +287,7 @@ async fn attach_pool(config: &MountConfig, times: AttachTimes) -> Result<OpenedP
     let known = offline::recall_pool(config).filter(|_| location.directory().is_none());
     let opened = match known.clone() {
         Some(known) => location.open_now_or_later(known, times).await?,
-        None => OpenedPool { pool: location.open().await?, not_attached: None },
+        None => OpenedPool { pool: location.open(times.deadline).await?, not_attached: None },
     };
     let found = PoolDescription::of(&*opened.pool);
     if location.directory().is_none() && known.as_ref() != Some(&found) {

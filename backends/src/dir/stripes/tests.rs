@@ -394,7 +394,9 @@ async fn a_file_system_is_known_by_its_number_or_by_its_type() {
 async fn another_file_system_than_the_url_says_is_refused_by_name() {
     let root = tempfile::tempdir_in("/dev/shm").unwrap();
     let url = format!("beegfs://{}", root.path().display());
-    let Err(error) = crate::PoolLocation::parse(&url).unwrap().open().await else { panic!("it was opened") };
+    let Err(error) = crate::PoolLocation::parse(&url).unwrap().open(std::time::Duration::from_secs(10)).await else {
+        panic!("it was opened")
+    };
     assert!(error.is(ErrorKind::InvalidInput));
     let text = error.to_string();
     assert!(text.contains(&root.path().display().to_string()) && text.contains("on tmpfs, not on BeeGFS"), "{text}");

@@ -119,7 +119,7 @@ impl CandidatePool {
     async fn attach(&self, stop: &Stop) -> Result<Arc<dyn Pool>, Failure> {
         let location = self.location.clone();
         // On a thread of its own: opening a directory may block.
-        let opening = tokio::spawn(async move { location.open().await }.boxed());
+        let opening = tokio::spawn(async move { location.open(limits::POOL_ATTACH).await }.boxed());
         // The first signal does not interrupt attaching, so that a probe of the server leaves nothing behind.
         let opened = tokio::select! {
             opened = timeout(limits::POOL_ATTACH, opening) => opened,
