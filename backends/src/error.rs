@@ -192,6 +192,11 @@ impl Error {
         self
     }
 
+    /// Returns what failed and why, without the words for the kind.
+    pub fn reason(&self) -> &str {
+        &self.context
+    }
+
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

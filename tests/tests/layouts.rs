@@ -183,8 +183,9 @@ async fn a_file_that_may_be_local_is_not_sent_while_the_pool_fails_to_tell_its_s
     let mut fixture = fixture().await;
     let overlay = open(&fixture, LOCAL_BY_POOL).await;
     write(&overlay, "quick/f", "ours").await.unwrap();
-    let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
+    // Before the daemon starts: it may learn the storage pool at once.
     fixture.fault.set_odds(CallKind::Layout, Odds { before: 1.0, after: 0.0 });
+    let overlay = restart(&mut fixture, overlay, LOCAL_BY_POOL).await;
     assert!(flush(&overlay).await.failed > 0, "it is not reported");
     assert_eq!(fixture.pooled(), pairs(&[("/quick/", "")]));
     assert_eq!(read(&overlay, "quick/f").await.unwrap(), "ours");

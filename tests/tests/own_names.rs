@@ -283,3 +283,43 @@ async fn a_listing_shows_a_changed_file_while_another_directory_is_renamed_in_th
     };
     tokio::join!(flushed(&overlay), using);
 }
+
+/// SEMANTICS 12: "While the pool does not answer, programs can read resident files and write new files"
+///
+/// A pool without versions of directories is asked for each name, and after many names for all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_number_of_files_is_made_while_a_pool_without_versions_of_directories_does_not_answer() {
+    let fixture = store();
+    fixture.put("theirs", b"x").await;
+    fixture.mkdir("never-listed").await;
+    let policy = || Policy::parse("[default]\nmetadata-ttl = \"10ms\"").unwrap();
+    let overlay = opened(|| Options { policy: policy(), ..fixture.options() }).await;
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    fixture.fault.set_down(true);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for at in 0..50 {
+        let name = format!("ours-{at}");
+        let found = overlay.lookup(Ino::ROOT, name.as_bytes()).await.unwrap();
+        assert!(matches!(found, Lookup::Negative { .. }), "{name}");
+        close(&overlay, create(&overlay, &name).await).await;
+    }
+    // A file of this name may be in the pool.
+    let unlisted = find(&overlay, "never-listed").await;
+    assert!(refused(overlay.lookup(unlisted, b"ours").await).is_unreachable());
+}
+
+/// What the pool has told about the names of the root is remembered as long as for other directories.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_of_the_root_answers_for_its_names_although_nothing_else_is_in_use() {
+    let fixture = store();
+    fixture.put("theirs", b"x").await;
+    let overlay = opened(|| Options { policy: policy("1h"), ..fixture.options() }).await;
+    overlay.read_dir(Ino::ROOT).await.unwrap();
+    close(&overlay, create(&overlay, "ours").await).await;
+    flushed(&overlay).await;
+    let before = fixture.fault.calls();
+    for at in 0..10 {
+        overlay.lookup(Ino::ROOT, format!("absent-{at}").as_bytes()).await.unwrap();
+    }
+    assert_eq!(fixture.fault.calls() - before, 0);
+}

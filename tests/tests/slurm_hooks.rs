@@ -343,3 +343,30 @@ fn an_epilog_of_a_job_of_two_nodes_can_be_repeated_after_its_teardown() {
     assert_eq!(names(&node.records()), Vec::<String>::new());
     assert_eq!(fs::read_to_string(node.mount.pool("out.n1")).unwrap(), "result");
 }
+
+/// SEMANTICS 83: "Only `scancel --hurry` gives up results that are to be committed."
+///
+/// What an attempt wrote that is repeated is no result. Both are told only once.
+#[test]
+fn a_repeated_epilog_commits_nothing_of_an_attempt_that_was_interrupted_or_given_up() {
+    for outcome in [None, Some("given_up")] {
+        let node = Node::new(&RESULT);
+        node.hook("prolog", &[]).ok();
+        node.write();
+        node.mount.kill_all();
+        let variables = match outcome {
+            None => vec![("SLURM_JOB_RESTART_COUNT", "1")],
+            Some(outcome) => {
+                node.ended(outcome);
+                Vec::new()
+            }
+        };
+        let answer = node.hook("epilog", &variables).refused(NO_DAEMON, &["gives it up"]);
+        node.teardown();
+        node.mount.mount();
+        let repeated = node.hook("epilog", &[]).ok();
+        assert!(!node.mount.path("out").exists(), "{outcome:?}: {answer}{repeated}");
+        assert!(listed(&node.mount).is_empty(), "{outcome:?}: {answer}{repeated}");
+        assert_eq!(names(&node.records()), Vec::<String>::new(), "{outcome:?}: {answer}{repeated}");
+    }
+}

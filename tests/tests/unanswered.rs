@@ -225,6 +225,20 @@ async fn looked_up(overlay: &Overlay, name: &[u8]) -> Ino {
     }
 }
 
+/// A user who knows that the pool is back does not wait until the daemon has found out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_asks_a_pool_that_did_not_answer_before() {
+    let fixture = Fixture::new();
+    let policy = || Policy::parse("[default]\nflush = \"manual\"\n[pool]\nretry = \"1h\"\n").unwrap();
+    let overlay = opened(|| Options { policy: policy(), ..fixture.options() }).await;
+    write(&overlay, "a", "content").await.unwrap();
+    fixture.fault.set_down(true);
+    assert!(flush(&overlay).await.failed > 0);
+    fixture.fault.set_down(false);
+    flushed(&overlay).await;
+    assert_eq!(fixture.pooled(), pairs(&[("/a", "content")]));
+}
+
 /// SEMANTICS 12: "While the pool does not answer, programs can read resident files and write new files"
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_made_in_a_directory_that_changed_before_the_pool_stopped_answering() {

@@ -16,7 +16,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, FileKind, PoolPath, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
+use forebay_backends::{Error, ErrorKind, FileKind, RESERVED_PREFIX, Result, Side, Stat, is_file_name};
 use forebay_catalog::{Link, ListingState};
 use forebay_policy::Consistency;
 use forebay_system::clock::unix_now;
@@ -235,19 +235,19 @@ impl Inner {
                 state.record.listing == ListingState::Partly || !self.pool.capabilities().versions.of_directories;
             show_all && state.names.single_lookups > enough && partly
         };
+        // If all names were known once, a name that was not among them counts as absent.
+        let or_known = |error: Error| {
+            let complete = show_all && matches!(dir.state.lock().record.listing, ListingState::Complete(_));
+            if complete && error.tells_nothing() { here() } else { Err(error) }
+        };
         if list_whole {
             match self.list(dir.ino, None).await {
                 Ok(()) => return here(),
                 // A pool that cannot list names can still look them up.
                 Err(error) if error.is(ErrorKind::Unsupported) => dir.state.lock().names.single_lookups = 0,
-                Err(error) => return Err(error),
+                Err(error) => return or_known(error),
             }
         }
-        // If all names were known once, a name that was not among them counts as absent.
-        let or_known = |path: &PoolPath, error: Error| {
-            let complete = show_all && matches!(dir.state.lock().record.listing, ListingState::Complete(_));
-            if complete { here() } else { Err(error.context(path)) }
-        };
         let mut pause = PAUSE;
         while in_pool() {
             let watched = self.watch(dir.ino);
@@ -258,8 +258,7 @@ impl Inner {
                     match self.resolve_doubt_of_object(&stat).await {
                         Ok(false) => {}
                         Ok(true) => continue,
-                        Err(e) if e.tells_nothing() => return or_known(&path, e),
-                        Err(e) => return Err(e),
+                        Err(e) => return or_known(e),
                     }
                     self.grow_object(&stat).await?;
                     if let Some(found) = self.import(dir.ino, name, &stat, &watched)? {
@@ -275,15 +274,13 @@ impl Inner {
                         Ok(false) => {}
                         Ok(true) => continue,
                         // The pool goes on with an unfinished rename of the directory.
-                        Err(e) if e.tells_nothing() => return or_known(&path, e),
-                        Err(e) => return Err(e),
+                        Err(e) => return or_known(e),
                     }
                     if self.note_absent(dir, name, &watched) {
                         return Ok(None);
                     }
                 }
-                Err(e) if e.tells_nothing() => return or_known(&path, e),
-                Err(e) => return Err(e.context(&path)),
+                Err(e) => return or_known(e.context(&path)),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOKUP_PAUSE_MAX);

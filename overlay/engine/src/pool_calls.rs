@@ -8,9 +8,10 @@ mod watch;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_backends::{Error, ErrorKind, Result, Side};
+use forebay_backends::{Error, ErrorKind, PoolPath, Result, Side};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use crate::Inner;
 use crate::node::Node;
@@ -111,7 +112,7 @@ impl Health {
                 let mut down = self.down.lock();
                 if down.is_none() {
                     tracing::warn!(error = %e, "the pool does not answer; resident files are still served");
-                    *down = Some(e.to_string());
+                    *down = Some(e.reason().to_owned());
                     self.fell.notify_one();
                 }
             }
@@ -134,6 +135,17 @@ impl Inner {
         let result = call.await;
         self.pool_calls.health.note(&result);
         result
+    }
+
+    /// Asks a pool that does not answer once more, for a request of a user: it may have come back since the last question.
+    /// Waits only as long as a pool that is back takes to answer.
+    pub async fn ask_if_back(&self) {
+        let health = &self.pool_calls.health;
+        if health.why_down().is_some()
+            && let Ok(answer) = timeout(CONFIRM_WITHIN, self.pool.stat(&PoolPath::root())).await
+        {
+            health.note(&answer);
+        }
     }
 
     /// Turns `NotFound` of the pool into `Stale`: bytes that were never fetched are gone with the pool's copy. A

@@ -403,6 +403,9 @@ impl Overlay {
     }
 
     async fn flush_paths(&self, request: &FlushRequest, reporter: &Reporter) -> Result<()> {
+        if !request.dry_run {
+            self.inner.ask_if_back().await;
+        }
         let (roots, unfollowed) = self.roots_of(request).await?;
         for (path, why) in unfollowed {
             reporter.failed(path, &why);

@@ -137,7 +137,12 @@ impl NodeTable {
 
     /// Drops a node that neither the daemon nor the kernel needs.
     pub fn drop_idle(&self, ino: Ino) {
-        self.nodes.remove_if(&ino, |_, node| !self.lookups.contains_key(&ino) && Self::idle(node));
+        self.nodes.remove_if(&ino, |_, node| !self.is_kept_for_kernel(ino) && Self::idle(node));
+    }
+
+    /// Returns whether an inode that is not in use stays. The kernel never looks up the root, and never forgets it.
+    fn is_kept_for_kernel(&self, ino: Ino) -> bool {
+        ino == Ino::ROOT || self.lookups.contains_key(&ino)
     }
 
     fn idle(node: &Arc<Node>) -> bool {
@@ -161,7 +166,7 @@ impl NodeTable {
             let (mut idle, mut in_use) = (0, 0);
             self.nodes.retain(|ino, node| {
                 let is_dir = node.state.try_lock().is_none_or(|s| s.record.kind == FileKind::Directory);
-                if !Self::idle(node) || is_dir && self.lookups.contains_key(ino) {
+                if !Self::idle(node) || is_dir && self.is_kept_for_kernel(*ino) {
                     in_use += 1;
                     return true;
                 }

@@ -102,3 +102,24 @@ impl Inner {
         drop(node.flush.lock().await);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_was_asked_for_during_an_own_call_does_not_count() {
+        let stamp = |calls, moves| QueryStamp { calls, moves, at: Instant::now() };
+        for (calls, moves, changing, quiet) in [
+            ((2, 2), Some((1, 1)), false, true),
+            ((2, 1), Some((1, 1)), true, false),
+            ((2, 2), Some((2, 1)), false, false),
+            ((2, 2), None, false, true),
+            ((2, 1), None, true, false),
+        ] {
+            let asked = stamp(calls, moves);
+            assert_eq!((asked.is_object_changing(), asked.is_quiet()), (changing, quiet), "{asked:?}");
+            assert!(asked.of_object().is_object_changing() == changing && asked.of_object().is_quiet() != changing);
+        }
+    }
+}
