@@ -9,6 +9,7 @@
 # make bench-http   a cache node beside nginx: requests per second and CPU per request (ARGS="ROUNDS SECONDS")
 # make bench-cache-tests   the conformance suite for HTTP caches, with nginx, Varnish and Squid beside it
 # make bench-slow-pool   how long writes wait while the pool takes less than programs write (ARGS="ROUNDS SIZE_IN_MIB ...")
+# make bench-overload   whether writers are slowed smoothly for minutes, also while the pool or a device fails (ARGS="none|pool|device SECONDS")
 # make bench-peers   a job that starts on five nodes behind a slow pool, with peers and without (ARGS="ROUNDS NODES MIB_PER_SECOND")
 # make bench-policy   decisions of a policy per second, with ten thousand rules
 # make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost
@@ -45,7 +46,7 @@ TESTS_MAY := -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-slow-pool bench-policy lint deny advisories nightly mutants mutants-of-mounts deps man schema install clean
+.PHONY: help build demo demo-slurm demo-cdn test check test-kernels test-slurm24 programs check-programs compare-programs bench bench-observer bench-pools bench-foresight bench-jobs bench-http bench-cache-tests bench-peers bench-slow-pool bench-overload bench-policy lint deny advisories nightly mutants mutants-of-mounts deps man schema install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -169,6 +170,10 @@ bench-peers: build
 bench-slow-pool: build
 	@packaging/deps bench-slow-pool
 	@timeout 1800 benches/slow_pool.sh $(ARGS)
+
+bench-overload: build $(TOOLS)/$(VERSITYGW)
+	@packaging/deps bench-overload
+	@timeout 1800 benches/overload.sh $(ARGS)
 
 bench-policy:
 	@timeout 600 $(CARGO) bench --workspace --bench policy

@@ -4,7 +4,7 @@
 # mount of an S3 pool, to which the policy sends 32 MiB/s.
 #   benches/overload.sh [none|pool|device [SECONDS [LIMIT [PACE_BELOW]]]]
 #   none    nothing fails
-#   pool    the pool's server is killed after a quarter of the time, and started again after half of it
+#   pool    the pool's server is killed after a quarter of the time, and started again after three quarters
 #   device  the same with the device of one of two tiers: its requests fail
 # FOREBAY_BIN: the program. FOREBAY_TOOLS: where `make` has put versitygw. Needs root.
 set -euo pipefail
@@ -137,7 +137,7 @@ python3 "$work/write.py" "$work/mnt" "$work/written" "$seconds" &
 writers=$!
 sleep "$((seconds / 4))"
 fail
-sleep "$((seconds / 4))"
+sleep "$((seconds / 2))"
 recover
 wait "$writers"
 "$FOREBAY_BIN" flush --wait "$work/mnt"
