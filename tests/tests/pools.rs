@@ -11,7 +11,7 @@ use forebay_backends::nfs::NfsPool;
 use forebay_backends::s3::S3Pool;
 use forebay_backends::store::StorePool;
 use forebay_tests::mount::{Mount, Options, alone, content};
-use forebay_tests::process::sh;
+use forebay_tests::process::{sh, wait_until};
 use forebay_tests::servers::Server;
 use forebay_tests::servers::nfs::{NfsServer, Squash};
 use forebay_tests::servers::s3::{self, Rgw, Versitygw};
@@ -236,6 +236,11 @@ fn an_outage_is_survived(server: &mut dyn Server) {
     std::fs::write(mount.path("absorbed"), content(2, 5 << 20)).unwrap();
     assert_eq!(std::fs::read(mount.path("absorbed")).unwrap(), content(2, 5 << 20));
     assert!(mount.status().dirty_files > 0);
+    for at in 0..5 {
+        std::fs::write(mount.path(format!("more-{at}")), "more").unwrap();
+    }
+    let told = || mount.forebay(["status"], &[&mount.place.mnt()]).ok().out;
+    wait_until("one line for all files", || told().matches("NOT FLUSHED").count() == 1);
     server.start_again();
     arrives(&mount, "absorbed", &content(2, 5 << 20));
     mount.flush();

@@ -334,6 +334,9 @@ fn a_scratch_directory_that_would_break_a_quota_is_refused_before_it_starts() {
     assert!(refused.code != Some(0) && refused.err.contains(&format!("user {user} has")), "{refused}");
     let made = create("two", "10M").ok();
     assert!(of_user(&mount, U1).bytes.used >= 18_000_000);
+    mount.umount();
+    mount.mount();
+    assert!(of_user(&mount, U1).bytes.used >= 18_000_000, "it counts after a restart");
     assert!(write(U1, &mount, "b", 5).err.contains("quota"));
     mount.forebay(["scratch", "discard"], &[Path::new(made.out.trim())]).ok();
     write(U1, &mount, "b", 5).ok();

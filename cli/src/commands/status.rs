@@ -123,7 +123,12 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
     );
     let oldest = status.oldest_dirty_secs.map_or(String::new(), |s| format!(", the oldest for {}", span(s)));
     line("dirty", format!("{}, {}{oldest}", files(status.dirty_files), bytes(status.dirty_bytes)));
-    for error in &status.flush_errors {
+    // The line of the pool has the reason already.
+    let waits_for_pool = |error: &&String| status.pool_failure.as_ref().is_some_and(|why| error.contains(why.as_str()));
+    if status.flush_errors.iter().any(|error| waits_for_pool(&error)) {
+        line("NOT FLUSHED", "what is dirty, until the pool answers".into());
+    }
+    for error in status.flush_errors.iter().filter(|error| !waits_for_pool(error)) {
         line("NOT FLUSHED", shown(error));
     }
     if status.waiting_for_room > 0 {
@@ -133,7 +138,7 @@ fn show(entry: &RegisteredMount, status: &Status, output: &Output) {
     if let Some(rate) = status.write_pace_bytes {
         line("writers", format!("slowed to {}/s, because the flush is behind", bytes(rate)));
     }
-    for stuck in &status.flush_stuck {
+    for stuck in status.flush_stuck.iter().filter(|stuck| !waits_for_pool(stuck)) {
         line("NO PROGRESS", shown(stuck));
     }
     for conflict in &status.conflicts {

@@ -179,3 +179,12 @@ fn identities_are_checked() {
 
 mod asking;
 mod suspicion;
+
+#[test]
+fn each_byte_of_a_file_is_in_one_of_its_ranges() {
+    for (size, ranges) in [(0, 1), (1, 1), (RANGE_BYTES, 1), (RANGE_BYTES + 1, 2), (3 * RANGE_BYTES, 3)] {
+        assert_eq!(ranges_of(size), ranges, "{size}");
+        let last = size.saturating_sub(1);
+        assert_eq!(range_of(last), ranges - 1, "{size}");
+    }
+}
