@@ -332,7 +332,7 @@ impl Inner {
             Err(e) => {
                 self.counters.flush_failures.fetch_add(1, Ordering::Relaxed);
                 let path = self.path_of(&intent);
-                let is_news = subject.is_none_or(|ino| self.flusher.errors.note(ino, e.to_string()));
+                let is_news = subject.is_none_or(|ino| self.flusher.errors.note(ino, &e));
                 let mut failed = failed.lock();
                 // Further failures are in the summary of the round, and their reasons in `dirty`.
                 if is_news && failed.len() < LOGGED {

@@ -197,7 +197,7 @@ impl Inner {
         let Ok(node) = self.node(ino) else { return false };
         if !self.knows_flush_settings(&node)
             || self.policy_of(&node).flush() == FlushPolicy::Manual
-            || self.flusher.errors.of(ino).is_some()
+            || self.flusher.errors.holds_back(ino)
         {
             return false;
         }
