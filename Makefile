@@ -9,7 +9,7 @@
 # make bench-http   a cache node beside nginx: requests per second and CPU per request (ARGS="ROUNDS SECONDS")
 # make bench-cache-tests   the conformance suite for HTTP caches, with nginx, Varnish and Squid beside it
 # make bench-slow-pool   how long writes wait while the pool takes less than programs write (ARGS="ROUNDS SIZE_IN_MIB ...")
-# make bench-overload   whether writers are slowed smoothly for minutes, also while the pool or a device fails (ARGS="none|pool|device SECONDS")
+# make bench-overload   whether writers are slowed smoothly for minutes, also while the pool is away (ARGS="none|pool SECONDS")
 # make bench-peers   a job that starts on five nodes behind a slow pool, with peers and without (ARGS="ROUNDS NODES MIB_PER_SECOND")
 # make bench-policy   decisions of a policy per second, with ten thousand rules
 # make bench-foresight TRACES=DIR   eviction policies on traces of the oracleGeneral format, against LRU and Belady; what profiles cost

@@ -2,10 +2,9 @@
 # Programs that write ten times as fast as the pool takes it, for minutes: whether they are slowed to one smooth rate, and
 # whether everything is in the pool at the end. Four programs write files of 8 MiB, together at most 320 MiB/s, through a
 # mount of an S3 pool, to which the policy sends 32 MiB/s.
-#   benches/overload.sh [none|pool|device [SECONDS [LIMIT [PACE_BELOW]]]]
-#   none    nothing fails
-#   pool    the pool's server is killed after a quarter of the time, and started again after three quarters
-#   device  the same with the device of one of two tiers: its requests fail
+#   benches/overload.sh [none|pool [SECONDS [LIMIT [PACE_BELOW]]]]
+#   none  nothing fails
+#   pool  the pool's server is killed after a quarter of the time, and started again after three quarters
 # FOREBAY_BIN: the program. FOREBAY_TOOLS: where `make` has put versitygw. Needs root.
 set -euo pipefail
 fault=${1:-none} seconds=${2:-120} limit=${3:-4G} pace_below=${4:-0.5}
@@ -17,12 +16,10 @@ server=
 ended() {
     "$FOREBAY_BIN" umount "$work/mnt" >/dev/null 2>&1 || umount -l "$work/mnt" 2>/dev/null || true
     [ -z "$server" ] || kill "$server" 2>/dev/null || true
-    if mountpoint -q "$work/second"; then umount -l "$work/second"; fi
-    for device in ${upper:-} ${lower:-}; do losetup -d "$device" || true; done
     rm -rf "$work"
 }
 trap ended EXIT
-mkdir -p "$work"/{data/pool,iam,versions,fast,second,mnt}
+mkdir -p "$work"/{data/pool,iam,versions,fast,mnt}
 
 serve() {
     ROOT_ACCESS_KEY=$AWS_ACCESS_KEY_ID ROOT_SECRET_KEY=$AWS_SECRET_ACCESS_KEY versitygw --port "127.0.0.1:$port" --quiet \
@@ -32,32 +29,9 @@ serve() {
 }
 
 printf '[default]\nflush = "idle:1s"\n[write-back]\nrate = "32MiB"\npace-below = %s\n' "$pace_below" >"$work/policy.toml"
-if [ "$fault" = device ]; then
-    # The upper loop device lies on the lower one. While that is shorter, requests beyond its end fail.
-    truncate -s 3G "$work/image"
-    lower=$(losetup --find --show "$work/image")
-    mkfs.ext4 -q -F -N 4096 -O ^has_journal,^resize_inode "$lower"
-    upper=$(losetup --find --show --direct-io=on "$lower")
-    mount "$upper" "$work/second"
-    printf '[[tier]]\nname = "second"\nfast = ["%s"]\nlimit = "2GiB"\n[[tier]]\nname = "fast"\n' "$work/second/forebay" \
-        >>"$work/policy.toml"
-fi
 serve
 "$FOREBAY_BIN" mount "s3://pool?endpoint=http://127.0.0.1:$port" "$work/mnt" --fast "$work/fast" --limit "$limit" \
     --policy "$work/policy.toml" >/dev/null
-
-fail() {
-    case $fault in
-        pool) kill -9 "$server" ;;
-        device) losetup --set-capacity "$lower"; truncate -s 64M "$work/image"; losetup --set-capacity "$lower" ;;
-    esac
-}
-recover() {
-    case $fault in
-        pool) serve ;;
-        device) truncate -s 3G "$work/image"; losetup --set-capacity "$lower" ;;
-    esac
-}
 
 cat >"$work/write.py" <<'END'
 import hashlib, json, os, subprocess, sys, threading, time
@@ -135,10 +109,12 @@ END
 
 python3 "$work/write.py" "$work/mnt" "$work/written" "$seconds" &
 writers=$!
-sleep "$((seconds / 4))"
-fail
-sleep "$((seconds / 2))"
-recover
+if [ "$fault" = pool ]; then
+    sleep "$((seconds / 4))"
+    kill -9 "$server"
+    sleep "$((seconds / 2))"
+    serve
+fi
 wait "$writers"
 "$FOREBAY_BIN" flush --wait "$work/mnt"
 python3 "$work/compare.py" "$work/data/pool" "$work/written"
