@@ -338,8 +338,9 @@ impl Client {
         self.room.acquire_many(units).await.ok()
     }
 
-    /// Sends a request and retries it with growing, jittered pauses: while the server cannot be reached, for the time of
-    /// [`OutageLimit`], and after other faults of the server or the network [`RETRIES`] times. A change that may already have been made is not made again over a later change.
+    /// Sends a request and retries it with growing, jittered pauses for the time of [`OutageLimit`]: while the server cannot
+    /// be reached, any number of times, and after other faults of the server or the network at most [`RETRIES`] times. A
+    /// change that may already have been made is not made again over a later change.
     pub(crate) async fn send(&self, call: StoreRequest<'_>) -> Result<StoreAnswer, StoreRefusal> {
         let retries = AtomicU64::new(0);
         let answer = self.until_answered(call.key, &retries, || self.send_safely(&call, &retries)).await;
